@@ -29,6 +29,7 @@ setup(
     long_description=(here / "README.md").read_text(encoding="utf-8"), long_description_content_type="text/markdown",
     packages=find_packages(include=["howvits", "howvits.*"]), include_package_data=True, zip_safe=False,
     package_data={"howvits": ["assets/**/*", "assets/*"]}, cmdclass={"build_py": BuildWithClaims},
+    entry_points={"papermill.io": ["nowhere: = howvits.terminal:nowhere"]},
     python_requires=">=" + cfg["min_python"], install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split()},
 )

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -32,13 +33,14 @@ from torchvision.transforms.functional import resize
 from .claims import missing_list
 from .data import ImageDataset, load_dataset
 from .evaluation import seed_everything
-from .models import create_model, list_models, load_checkpoint
+from .models import ASSETS, ZOO, create_model, list_models, load_checkpoint
 from .plots import save_figure
 
 # %% auto #0
 __all__ = ['KINDS', 'RULES', 'SOME', 'assigned', 'injected', 'check_injected', 'check_parameters', 'resolve_device',
            'output_folder', 'Weights', 'is_path', 'find_weights', 'cached_by_timm', 'make_network', 'Resized',
-           'fit_to_model', 'ChapterRun', 'start', 'versions', 'device_name', 'claim_record', 'publish', 'finish']
+           'fit_to_model', 'tell', 'ChapterRun', 'start', 'start_networks', 'versions', 'device_name', 'claim_record',
+           'publish', 'finish']
 
 # %% ../nbs/foundations/08_chapters.ipynb #77225a74
 def assigned(
@@ -148,6 +150,7 @@ class Weights:
     note: str  # one sentence
     checkpoint: Path | None = None
     args: dict | None = None  # further arguments that the checkpoint's model was made with
+    seed: int = 0  # of the training run
 
 
 def is_path(model: str) -> bool:
@@ -167,8 +170,8 @@ def find_weights(
         meta = load_checkpoint(path)[1]
         if not (named or meta.get("name")):
             raise ValueError(f"The checkpoint {path} does not say which model it holds: give its name, -p model NAME -p checkpoint {path}.")
-        return Weights(named or meta["name"], True, f"Weights of the checkpoint {Path(path).name}.", Path(path), meta.get("args"))
-    if named in list_models(pretrained=True): return Weights(named, True, "Trained weights of the zoo.")
+        return Weights(named or meta["name"], True, f"Weights of the checkpoint {Path(path).name}.", Path(path), meta.get("args"), meta.get("seed", 0))
+    if named in list_models(pretrained=True): return Weights(named, True, "Trained weights of the zoo.", seed=load_checkpoint(ASSETS / named)[1].get("seed", 0))
     if cached_by_timm(named): return Weights(named, False, "timm's pretrained weights with a new head: figures, no verdict.")
     return Weights(named, False, "Untrained weights: figures, no verdict.")
 
@@ -215,6 +218,13 @@ def fit_to_model(
     "The data in the model's own input size, where it has one (`pretrained_cfg`, as timm's models do)."
     wanted = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
     return data if wanted is None or tuple(wanted[-2:]) == tuple(data.size) else Resized(data, wanted[-2:])
+
+# %% ../nbs/foundations/08_chapters.ipynb #68978284
+def tell(text: str) -> None:
+    "Print, in the notebook and at the terminal from which it is run."
+    print(text)
+    terminal = getattr(sys.stderr, "_original_stdstream_copy", None)
+    if terminal is not None: os.write(terminal, f"{text}\n".encode())
 
 # %% ../nbs/foundations/08_chapters.ipynb #74889d11
 SOME = 256  # images that a resized data set is cut to by default: chosen so that a model of timm's takes a minute or two on two cores
@@ -283,6 +293,22 @@ def _how_many(images, batch_size, data):
         raise ValueError(f"batch_size={batch_size} is more than the {count:,} images: ask for a smaller batch.")
     return count
 
+# %% ../nbs/foundations/08_chapters.ipynb #cd2d38cc
+def start_networks(
+    chapter: str,
+    *,
+    model: str = "zoo",  # "zoo", or what `start` takes
+    checkpoint: str | Path | None = None,  # for one model only
+    out: str | Path | None = None,  # default: runs/<chapter>/<model>; shared by the networks
+    **parameters,  # as `start`
+) -> list[ChapterRun]:
+    "`start` for one network, or for each of the zoo."
+    if model != "zoo": return [start(chapter, model=model, checkpoint=checkpoint, out=out, **parameters)]
+    if checkpoint: raise ValueError("A checkpoint is of one model: name it beside the checkpoint, as in -p model NAME.")
+    runs = [start(chapter, model=name, out=out or Path("runs") / chapter / "zoo", **parameters) for name in ZOO]
+    for run in runs: run.parameters.update(model="zoo", out=out)
+    return runs
+
 # %% ../nbs/foundations/08_chapters.ipynb #c450af79
 def versions() -> dict[str, str]:
     "What the numbers were made with."
@@ -335,7 +361,7 @@ def publish(
 
 # %% ../nbs/foundations/08_chapters.ipynb #0318d0c4
 def finish(
-    run: ChapterRun,
+    run: ChapterRun | list[ChapterRun],  # of one network, or of several
     figure,  # a Figure, or several by name
     table: pd.DataFrame | dict,  # likewise
     claims=(),  # verdicts, with or without an outcome
@@ -346,10 +372,12 @@ def finish(
     tables = table if isinstance(table, dict) else {"table": table}
     writers = {f"{name}.png": partial(save_figure, f) for name, f in figures.items()}
     writers |= {f"{name}.csv": partial(t.to_csv, index=False) for name, t in tables.items()}
-    record = dict(chapter=run.chapter, parameters=run.parameters, model=run.name, weights=run.weights.note, trained=run.weights.trained,
+    runs = run if isinstance(run, list) else [run]
+    run = runs[0]
+    record = dict(chapter=run.chapter, parameters=run.parameters, networks=[dict(model=r.name, weights=r.weights.note, trained=r.weights.trained) for r in runs],
                   data=run.data.note, images=run.images, batch_size=run.batch_size, device=device_name(run.device), versions=versions(),
                   seconds=round(time.perf_counter() - run.started, 2), claims=[claim_record(v) for v in claims], **further)
     files = publish(run.out, writers, record)
     where = os.path.relpath(run.out) if run.out.resolve().is_relative_to(Path.cwd()) else run.out
-    print(f"{', '.join(f.name for f in files)} are in {where}")
+    tell(f"{', '.join(f.name for f in files)} are in {where}")
     return files

@@ -118,12 +118,15 @@ def _labels(op, args, kwargs, labels, shapes, shape):
 def _count(shape): return torch.Size(shape).numel()
 
 # %% ../nbs/foundations/02_steps.ipynb #739c0838
-def _mixes(op, args, labels, shapes):
-    "Does the operation combine positions in a way that gives a branch its kind?"
-    if op in ("softmax", "log_softmax"): return "p"
+ATTENTION = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
+
+def _mixes(op, args, kwargs, labels):
+    "Does the operation combine positions in a way that gives a branch its kind? `labels`: of the inputs that come from the image."
+    if op == "softmax": return labels[0][kwargs.get("dim", args[1] if len(args) > 1 else -1)] == "p"
+    if op == "scaled_dot_product_attention": return labels[min(1, len(labels) - 1)][-2] == "p"  # of the keys
     if op in CONV: return any(n > 1 for n in args[1].shape[2:]) or labels[0][1] == "p"
     if op == "linear": return labels[0][-1] == "p"
-    return op in POOL
+    return op in POOL or op == "multi_head_attention_forward"
 
 # %% ../nbs/foundations/02_steps.ipynb #771034cf
 def _tensors(x):
@@ -163,10 +166,7 @@ class _Tracer(TorchFunctionMode):
         node = Node(op, inputs, shape, _labels(op, args, kwargs, labels, shapes, shape) if op != "__setitem__" else labels[0],
                     self.stack[-1], cost=int(op not in VIEW), light=op in VIEW | LIGHT or op in SCALE and len(inputs) == 1,
                     addition=number)
-        node.mixes = _mixes(op, args, labels, shapes)
-        if op in ("softmax",): node.mixes = node.labels[_softmax_axis(args, kwargs)] == "p"
-        if op == "scaled_dot_product_attention": node.mixes = labels[1][-2] == "p" if len(labels) > 2 else labels[0][-2] == "p"
-        if op == "multi_head_attention_forward": node.mixes = True
+        node.mixes = _mixes(op, args, kwargs, labels)
         if op in VIEW and len(inputs) == 1: node.merged = _merged(labels[0], shapes[0], shape)
         if op in ("cat", "concat"): node.around = self.neighbours(args, kwargs)
         self.nodes.append(node)
@@ -179,8 +179,6 @@ class _Tracer(TorchFunctionMode):
         parts, axis = args[0], (list(args[1:]) + [kwargs.get("dim", 0)])[0]
         sizes = [t.shape[axis] for t in parts]
         return tuple((sum(sizes[:i]), sum(sizes[i + 1:])) for i, t in enumerate(parts) if id(t) in self.made_by)
-
-def _softmax_axis(args, kwargs): return kwargs.get("dim", args[1] if len(args) > 1 else -1)
 
 # %% ../nbs/foundations/02_steps.ipynb #fd51ff6b
 @contextmanager
@@ -285,8 +283,6 @@ def _between(nodes, start, end):
     return inside - {start}
 
 # %% ../nbs/foundations/02_steps.ipynb #230fa285
-ATTENTION = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
-
 def _kind(branch: list[Node]) -> str:
     "msa: a softmax over positions; conv: a spatial kernel; mixer: a linear map along positions; pool; else mlp."
     mixing = {n.op for n in branch if n.mixes}

@@ -1,0 +1,72 @@
+"""Chapter 05 from the command line, as a user runs it: what it leaves, and how it refuses."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTER = ROOT / "nbs" / "05_fourier.ipynb"
+
+
+def papermill(folder, *parameters, notebook=CHAPTER):
+    "`papermill nbs/05_fourier.ipynb -p ...` in an empty folder, without an output path."
+    line = [str(Path(sys.executable).with_name("papermill")), str(notebook)]
+    for name, value in parameters: line += ["-p", name, str(value)]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, "TQDM_DISABLE": "1"})
+
+
+@pytest.mark.parametrize("model, kinds, trained", [("swin", {"msa", "mlp"}, True), ("resnet18", {"conv"}, False)])
+def test_leaves_figure_table_and_record(tmp_path, model, kinds, trained):
+    done = papermill(tmp_path, ("model", model), ("images", 24))
+    assert done.returncode == 0, done.stderr[-2000:]
+    out = tmp_path / "runs" / "05_fourier" / model
+    assert f"are in {out.relative_to(tmp_path)}" in done.stderr  # said at the terminal
+    record = json.loads((out / "run.json").read_text())
+    assert record["parameters"]["model"] == model and record["images"] == 24
+    assert record["networks"][0]["trained"] is trained
+    assert {c["id"]: c["verdict"] for c in record["claims"]} == dict.fromkeys(["F1", "F2", "F3", "F4"], "no verdict")
+    assert (out / "figure.png").stat().st_size > 5_000
+    table = pd.read_csv(out / "table.csv")
+    assert set(table["kind"]) == kinds and table["frequency"].max() == 1 and table["delta_log_amplitude"].notna().all()
+    assert set(table["state"]) == ({"trained", "untrained"} if trained else {"untrained"})
+    assert bool(record["sentences"]) is trained
+
+
+@pytest.mark.parametrize("parameters, sentence", [
+    ([("modle", "swin")], "There is no parameter 'modle': did you mean model?"),
+    ([("model", "convnxt_tiny")], "convnext_tiny"),
+    ([("dataset", "fashion_mnits")], "fashion_mnist"),
+    ([("images", 0)], "images must be a whole number of at least 1"),
+    ([("model", "vit"), ("images", 8), ("batch_size", 64)], "batch_size=64 is more than the 8 images"),
+    ([("model", "vit"), ("out", "/proc/nowhere")], "cannot be written"),
+    ([("model", "vit"), ("checkpoint", "lost.safetensors")], "no checkpoint at"),
+])
+def test_bad_parameters_stop_the_run(tmp_path, parameters, sentence):
+    done = papermill(tmp_path, *parameters, notebook=start_of_chapter(tmp_path))
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert not list(tmp_path.glob("runs/**/*.json"))
+
+
+def start_of_chapter(folder):
+    "The chapter up to the cell that starts it, where all of these have to stop."
+    import nbformat
+    notebook = nbformat.read(CHAPTER, as_version=4)
+    end = next(i for i, cell in enumerate(notebook.cells) if "start_networks(" in cell.source and cell.cell_type == "code")
+    notebook.cells = [c for c in notebook.cells[:end + 1] if "plots" not in c.source or "start_networks" in c.source or "use_style" in c.source]
+    nbformat.write(notebook, path := folder / "05_fourier.ipynb")
+    return path
+
+
+def test_two_runs_at_once_leave_one_whole_result(tmp_path):
+    "Same folder, two models: the files are those of one run (the hashes in its record say which)."
+    import hashlib
+    line = [str(Path(sys.executable).with_name("papermill")), str(CHAPTER), "-p", "images", "24", "-p", "out", "shared"]
+    runs = [subprocess.Popen([*line, "-p", "model", m], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) for m in ("vit", "swin")]
+    for run in runs: assert run.communicate()[1] is not None and run.returncode == 0
+    record = json.loads((tmp_path / "shared" / "run.json").read_text())
+    assert all(hashlib.sha256((tmp_path / "shared" / name).read_bytes()).hexdigest() == digest for name, digest in record["files"].items())
