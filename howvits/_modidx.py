@@ -332,5 +332,7 @@ d = { 'settings': { 'branch': 'main',
                              'howvits.zoo.fit_all': ('foundations/zoo.html#fit_all', 'howvits/zoo.py'),
                              'howvits.zoo.fit_one': ('foundations/zoo.html#fit_one', 'howvits/zoo.py'),
                              'howvits.zoo.main': ('foundations/zoo.html#main', 'howvits/zoo.py'),
+                             'howvits.zoo.report': ('foundations/zoo.html#report', 'howvits/zoo.py'),
                              'howvits.zoo.ship': ('foundations/zoo.html#ship', 'howvits/zoo.py'),
+                             'howvits.zoo.train_zoo': ('foundations/zoo.html#train_zoo', 'howvits/zoo.py'),
                              'howvits.zoo.zoo_config': ('foundations/zoo.html#zoo_config', 'howvits/zoo.py')}}}

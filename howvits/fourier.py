@@ -366,12 +366,12 @@ def plot_shape_texture(
     *,
     model: str = "other",
     shift: float = 0.0,   # to the right, so that networks stand side by side
+    **style,              # changes to the markers
 ) -> plt.Axes:
     "Accuracy on what is left of the images: three strengths of low-pass filter, three sizes of shuffled patches."
     ax = ax or plt.gca()
     values = over_folds(table, ["left", "strength"], "accuracy")
-    style = {**line_style(model), "linestyle": "none"}
-    ax.errorbar(np.arange(len(values)) + shift, values.effect, [values.effect - values.low, values.high - values.effect], **style)
+    ax.errorbar(np.arange(len(values)) + shift, values.effect, [values.effect - values.low, values.high - values.effect], **{**line_style(model), "linestyle": "none", **style})
     names = [f"shape\n≤ {s:g} $\\pi$" if left == "shape" else f"texture\n{s:g} px" for left, s in zip(values.left, values.strength)]
     ax.set_xticks(range(len(values)), names)
     ax.set(ylabel="accuracy", ylim=(0, 1))

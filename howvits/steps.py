@@ -139,7 +139,7 @@ def _is_sum(op, args, kwargs):
     "An addition of two maps or rows of tokens? Only these are counted: others may depend on the batch, or be cached by the model."
     if op not in ADD: return False
     terms = _tensors((args, kwargs))
-    return len(terms) == 2 and terms[0].ndim > 2 and terms[0].shape[1:] == terms[1].shape[1:] and terms[0].is_floating_point()
+    return len(terms) == 2 and kwargs.get("alpha", 1) == 1 and terms[0].ndim > 2 and terms[0].shape[1:] == terms[1].shape[1:] and terms[0].is_floating_point()
 
 class _Tracer(TorchFunctionMode):
     "Records the data flow of one forward pass."
@@ -465,9 +465,10 @@ def observe(
     images: Tensor,      # (B, 3, H, W)
     visit,               # called as visit(step, stream, branch, output) with maps (B, C, H, W), inside the forward pass
     *,
+    raw: bool = False,   # show tensors as the model keeps them: `step.layout.map` and `.prefix` take them apart
     grid: tuple = None,  # as in `find_steps`
 ) -> Tensor:             # logits (B, K), bit for bit the model's own
-    "Run `model` in evaluation mode and show every step as it happens."
+    "Run `model` in evaluation mode and show every step as it happens. The model is left as it was, also when `visit` raises."
     model = unwrap(model)
     steps = find_steps(model, images, grid=grid)
 
@@ -475,7 +476,7 @@ def observe(
         stream, branch = _operands(step, args, kwargs)
         if add.__name__ in IN_PLACE: stream, branch = (stream.clone(), branch) if step.stream_first else (stream, branch.clone())
         total = add(*args, **kwargs)
-        show = lambda output: visit(step, *map(step.layout.map, (stream, branch, output)))
+        show = lambda output: visit(step, *((stream, branch, output) if raw else map(step.layout.map, (stream, branch, output))))
         if step.activation: watch.waiting = total, show
         else: show(total)
         return total

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = ROOT / "nbs" / "05_fourier.ipynb"
 
 
-def papermill(folder, *parameters, notebook=CHAPTER):
+def papermill(folder, *parameters):
     "`papermill nbs/05_fourier.ipynb -p ...` in an empty folder, without an output path."
-    line = [str(Path(sys.executable).with_name("papermill")), str(notebook)]
+    line = [str(Path(sys.executable).with_name("papermill")), str(CHAPTER)]
     for name, value in parameters: line += ["-p", name, str(value)]
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, "TQDM_DISABLE": "1"})
 
@@ -46,20 +46,10 @@ def test_leaves_figure_table_and_record(tmp_path, model, kinds, trained):
     ([("model", "vit"), ("checkpoint", "lost.safetensors")], "no checkpoint at"),
 ])
 def test_bad_parameters_stop_the_run(tmp_path, parameters, sentence):
-    done = papermill(tmp_path, *parameters, notebook=start_of_chapter(tmp_path))
+    done = papermill(tmp_path, *parameters)
     assert done.returncode != 0
     assert sentence in done.stderr
     assert not list(tmp_path.glob("runs/**/*.json"))
-
-
-def start_of_chapter(folder):
-    "The chapter up to the cell that starts it, where all of these have to stop."
-    import nbformat
-    notebook = nbformat.read(CHAPTER, as_version=4)
-    end = next(i for i, cell in enumerate(notebook.cells) if "start_networks(" in cell.source and cell.cell_type == "code")
-    notebook.cells = [c for c in notebook.cells[:end + 1] if "plots" not in c.source or "start_networks" in c.source or "use_style" in c.source]
-    nbformat.write(notebook, path := folder / "05_fourier.ipynb")
-    return path
 
 
 def test_two_runs_at_once_leave_one_whole_result(tmp_path):
