@@ -32,15 +32,14 @@ from torchvision.transforms.functional import resize
 
 from .claims import missing_list
 from .data import ImageDataset, load_dataset
-from .evaluation import seed_everything
+from .evaluation import resolve_device, seed_everything
 from .models import ASSETS, ZOO, create_model, list_models, load_checkpoint
 from .plots import save_figure
 
 # %% auto #0
-__all__ = ['KINDS', 'RULES', 'SOME', 'assigned', 'injected', 'check_injected', 'check_parameters', 'resolve_device',
-           'output_folder', 'Weights', 'is_path', 'find_weights', 'cached_by_timm', 'make_network', 'Resized',
-           'fit_to_model', 'tell', 'ChapterRun', 'start', 'start_networks', 'versions', 'device_name', 'claim_record',
-           'publish', 'finish']
+__all__ = ['KINDS', 'RULES', 'SOME', 'assigned', 'injected', 'check_injected', 'check_parameters', 'output_folder', 'Weights',
+           'is_path', 'find_weights', 'cached_by_timm', 'make_network', 'Resized', 'fit_to_model', 'tell', 'ChapterRun',
+           'start', 'start_networks', 'versions', 'device_name', 'claim_record', 'publish', 'finish']
 
 # %% ../nbs/foundations/08_chapters.ipynb #77225a74
 def assigned(
@@ -111,20 +110,6 @@ def check_parameters(
     "Raise `ValueError` for a value that cannot be right."
     for name, (holds, rule) in RULES.items():
         if not holds(parameters[name]): raise ValueError(f"{name} must be {rule}, not {parameters[name]!r}.")
-
-# %% ../nbs/foundations/08_chapters.ipynb #024058c2
-def resolve_device(
-    name: str = "auto",  # auto: a GPU if there is one
-) -> torch.device:
-    "The device of that name. Raises `ValueError` if this machine lacks it."
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as e:
-        raise ValueError(f"The device {name!r} is not available here ({str(e).splitlines()[0][:80]}): use device auto or cpu.") from e
-    return device
 
 # %% ../nbs/foundations/08_chapters.ipynb #0b4582cb
 def output_folder(

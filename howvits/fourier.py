@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from .data import batches
 from .plots import line_style, plot_band, shade_steps
-from .steps import evaluation, observe
+from .steps import evaluation_mode, observe
 
 # %% ../nbs/05_fourier.ipynb #df6313f1
 def diagonal_length(
@@ -204,7 +204,7 @@ def accuracy_under(
     "Accuracy of a model on changed images."
     _checked_folds(folds, images)
     means, device = FoldMeans(folds), _device_of(model, device)
-    with torch.no_grad(), evaluation(model):
+    with torch.no_grad(), evaluation_mode(model):
         for x, y in tqdm(batches(data, batch_size, images), "Changed images", leave=False, delay=2):
             means.next(len(x))
             for v, changed in enumerate(variants(x)):

@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['ZOO', 'PAPER', 'ASSETS', 'CifarResNet', 'resnet', 'vit', 'pit', 'swin', 'resnet_50', 'vit_ti', 'pit_ti', 'swin_ti',
-           'save_checkpoint', 'load_checkpoint', 'list_models', 'create_model', 'zoo_card']
+           'write_atomically', 'save_checkpoint', 'load_checkpoint', 'list_models', 'create_model', 'zoo_card']
 
 # %% ../nbs/foundations/01_models.ipynb #2c87de17
 import fnmatch, hashlib, json, os, pickle, tempfile
@@ -97,17 +97,24 @@ def swin_ti(pretrained=False, **kwargs):
                   num_heads=(3, 6, 12, 24), qkv_bias=False, drop_path_rate=0.0), kwargs)
 
 # %% ../nbs/foundations/01_models.ipynb #b4ed5967
-def _replace(path, write):
-    "Call `write(temporary path)`, then move the result to `path` in one step."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
+def write_atomically(
+    path: Path,  # of the file
+    write,       # called with the path of a temporary file beside it
+    remedy: str = "free some space there, or choose another folder",
+) -> None:
+    "Write a file whole or not at all: to a temporary name, to the disk, then in its place. Raises `OSError` with the reason and the remedy."
     try:
-        write(temporary)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+        try:
+            write(Path(temporary))
+            os.fsync(handle)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        finally:
+            os.close(handle)
+            Path(temporary).unlink(missing_ok=True)
+    except (OSError, SafetensorError) as e: raise OSError(f"cannot write {path} ({getattr(e, 'strerror', None) or e}): {remedy}.") from e
 
 def _sha256(path): return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
@@ -127,9 +134,9 @@ def save_checkpoint(
     path = Path(path).with_suffix(".safetensors")
     shrink = lambda t: t.half() if half and t.is_floating_point() else t
     tensors = {k: shrink(v.detach()).cpu().contiguous().clone() for k, v in network.state_dict().items()}
-    _replace(path, lambda p: save_file(tensors, p))
+    write_atomically(path, lambda p: save_file(tensors, p))
     meta = {"name": name, "args": args or {}, "dataset": dataset, "num_classes": num_classes, **meta, "sha256": _sha256(path)}
-    _replace(path.with_suffix(".json"), lambda p: Path(p).write_text(json.dumps(meta, indent=1) + "\n"))
+    write_atomically(path.with_suffix(".json"), lambda p: p.write_text(json.dumps(meta, indent=1) + "\n"))
     return path
 
 # %% ../nbs/foundations/01_models.ipynb #2b7180d4

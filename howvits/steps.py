@@ -2,7 +2,8 @@
 
 # %% auto #0
 __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIGHT', 'SCALE', 'ATTENTION', 'CHANGED_COURSE',
-           'CHANGES', 'Node', 'evaluation', 'trace', 'Layout', 'Step', 'unwrap', 'find_steps', 'observe', 'intervene']
+           'CHANGES', 'Node', 'evaluation_mode', 'trace', 'Layout', 'Step', 'unwrap', 'find_steps', 'observe',
+           'intervene']
 
 # %% ../nbs/foundations/02_steps.ipynb #e95889f7
 import heapq
@@ -182,7 +183,7 @@ class _Tracer(TorchFunctionMode):
 
 # %% ../nbs/foundations/02_steps.ipynb #fd51ff6b
 @contextmanager
-def evaluation(model: nn.Module):
+def evaluation_mode(model: nn.Module):
     "Within: evaluation mode. After: every module in the mode it was in."
     modes = [(m, m.training) for m in model.modules()]
     try:
@@ -216,7 +217,7 @@ def trace(model: nn.Module, example: Tensor) -> list[Node]:
     "The data flow of one forward pass, in the order of execution."
     example = example[:2] if len(example) > 1 else example.expand(2, *example.shape[1:])
     tracer = _Tracer(example := example.clone())
-    with evaluation(model), torch.no_grad(), _plain_attention(), _module_names(model, tracer), tracer: model(example)
+    with evaluation_mode(model), torch.no_grad(), _plain_attention(), _module_names(model, tracer), tracer: model(example)
     return tracer.nodes
 
 # %% ../nbs/foundations/02_steps.ipynb #e5865dae
@@ -483,7 +484,7 @@ def observe(
 
     watch = _Watch(join)
     watch.begin(steps)
-    with evaluation(model), _plain_attention(), _eager(model), watch: logits = model(images)
+    with evaluation_mode(model), _plain_attention(), _eager(model), watch: logits = model(images)
     if watch.count <= steps[-1].addition: raise RuntimeError(CHANGED_COURSE)
     return getattr(logits, "logits", logits)
 
