@@ -9,6 +9,7 @@ import difflib
 import html
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -234,7 +235,7 @@ def load_claims(
     path=None,  # a table to read instead of the book's
 ) -> dict[str, Claim]:  # by id, in the order of the table
     "Read and check the table of claims. Raises `ValueError` with the claim and the field that are wrong, `FileNotFoundError` without a table."
-    here = Path(__file__).parent if "__file__" in globals() else Path.cwd()
+    here = Path(str(files("howvits")))
     places = [Path(path)] if path else [here / "assets" / "claims.yml"] + [p / "book" / "claims.yml" for p in here.parents]
     found = next((p for p in places if p.is_file()), None)
     if found is None: raise FileNotFoundError(f"There is no table of claims at {path or 'book/claims.yml'}: give its path.")
