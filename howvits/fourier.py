@@ -9,6 +9,7 @@ __all__ = ['FLOOR', 'OPERANDS', 'CUTOFFS', 'PATCHES', 'diagonal_length', 'diagon
 
 # %% ../nbs/05_fourier.ipynb #a68e27c2
 import math
+from contextlib import nullcontext
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -53,10 +54,11 @@ def half_diagonal(
 ) -> Tensor:       # complex, (B, C, K)
     "F(k, k) of every map."
     b, c, h, w = maps.shape
-    matrix = diagonal_matrix(h, w, device=maps.device, dtype=torch.float32 if maps.dtype in (torch.float16, torch.bfloat16) else maps.dtype)
-    if c > 1 and maps.stride(1) == 1:  # channels are innermost: keep them there
-        parts = (matrix.T @ rearrange(maps, "b c h w -> b (h w) c").to(matrix.dtype)).transpose(1, 2)
-    else: parts = maps.flatten(2).to(matrix.dtype) @ matrix
+    matrix = diagonal_matrix(h, w, device=maps.device, dtype=torch.float64 if maps.dtype == torch.float64 else torch.float32)
+    with torch.autocast(maps.device.type, enabled=False):
+        if c > 1 and maps.stride(1) == 1:  # channels are innermost: keep them there
+            parts = (matrix.T @ rearrange(maps, "b c h w -> b (h w) c").to(matrix.dtype)).transpose(1, 2)
+        else: parts = maps.flatten(2).to(matrix.dtype) @ matrix
     return torch.complex(*parts.chunk(2, -1))
 
 # %% ../nbs/05_fourier.ipynb #fae0ce8a
@@ -83,7 +85,9 @@ class FoldMeans:
         total = self.sums.setdefault(key, torch.zeros(self.folds, values.shape[1], dtype=torch.float64))
         total.index_add_(0, self.fold, values.double().cpu())
 
-    def mean(self, key): return self.sums[key] / self.seen[:, None]
+    def mean(self, key):
+        if self.seen.min() == 0: raise ValueError(f"{int(self.seen.sum())} images cannot fill {self.folds} folds: ask for fewer folds.")
+        return self.sums[key] / self.seen[:, None]
 
 # %% ../nbs/05_fourier.ipynb #6fcbee8c
 OPERANDS = ("stream", "branch", "output")
@@ -112,7 +116,7 @@ def measure_log_amplitude(
     means, steps = FoldMeans(folds), {}
 
     def visit(step, *maps):
-        steps[step.index] = step
+        if steps.setdefault(step.index, step).shape != step.shape: raise ValueError("The images come in different sizes: measure each size on its own.")
         for name, x in zip(OPERANDS, maps):
             if name not in of: continue
             values = log_amplitude(x)
@@ -154,12 +158,14 @@ def measure_layer(
     layer,         # any function or module from maps (B, C, H, W) to maps (B, C', H', W')
     maps: Tensor,  # (B, C, H, W)
 ) -> pd.DataFrame:  # of ("input", "output"), frequency, log_amplitude, delta_log_amplitude
-    "Log amplitude of maps before and after one layer."
-    with torch.no_grad(): after = layer(maps)
+    "Log amplitude of maps before and after one layer, which is run in evaluation mode on a copy. Raises `ValueError` for NaN."
+    maps = maps.detach()
+    with torch.no_grad(), evaluation_mode(layer) if isinstance(layer, nn.Module) else nullcontext(): after = layer(maps.clone())
     if not isinstance(after, Tensor) or after.ndim != 4: raise ValueError(f"The layer has to return maps (B, C, H, W), not {tuple(getattr(after, 'shape', ())) or type(after).__name__}.")
     frames = []
     for name, x in (("input", maps), ("output", after)):
         values = log_amplitude(x).mean(0)
+        if not values.isfinite().all(): raise ValueError(f"The {name} of the layer is not finite: it holds NaN or infinity.")
         frames.append(pd.DataFrame({"of": name, "frequency": diagonal_frequencies(*x.shape[-2:]), "log_amplitude": values, "delta_log_amplitude": values - values[0]}))
     return pd.concat(frames, ignore_index=True)
 
@@ -209,10 +215,22 @@ def accuracy_under(
             means.next(len(x))
             for v, changed in enumerate(variants(x)):
                 logits = model(changed.to(device))
-                means.add(v, (getattr(logits, "logits", logits).argmax(1).cpu() == y)[:, None])
+                logits = getattr(logits, "logits", logits)
+                if not logits.isfinite().all(): raise ValueError("The model's logits are not finite: the model or its input holds NaN or infinity.")
+                means.add(v, (logits.argmax(1).cpu() == y)[:, None])
     return torch.cat([means.mean(v) for v in means.sums], 1).T, means.seen
 
 # %% ../nbs/05_fourier.ipynb #c43c3b73
+def _band_edges(x, bands, masks):
+    "What frequencies the bands hold: the rings' own edges, or those found in masks of your own."
+    h, w = x.shape[-2:]
+    if masks is None: return [dict(low=b / bands, high=(b + 1) / bands, frequency=(b + 0.5) / bands) for b in range(bands)]
+    if masks.ndim != 3 or masks.shape[1:] != (h, w // 2 + 1) or not masks.flatten(1).any(1).all():
+        raise ValueError(f"masks must be (bands, {h}, {w // 2 + 1}) for images of {h} x {w}, each with a frequency in it, not {tuple(masks.shape)}.")
+    held = [radial_frequency(h, w)[mask] for mask in masks]
+    return [dict(low=float(f.min()), high=float(f.max()), frequency=float(f.mean())) for f in held]
+
+# %% ../nbs/05_fourier.ipynb #1f5e28e6
 def measure_frequency_noise(
     model: nn.Module,
     data,
@@ -228,16 +246,16 @@ def measure_frequency_noise(
 ) -> pd.DataFrame:             # band, low, high, frequency, fold, n, accuracy, accuracy_clean, accuracy_loss
     "Accuracy lost to noise of each frequency (HDVW, Fig. 3b)."
     if not amplitude > 0: raise ValueError(f"amplitude must be above 0, not {amplitude!r}.")
-    rng = np.random.default_rng(seed)
+    rng, edges = np.random.default_rng(seed), {}
 
     def variants(x):
+        if not edges: edges.update(enumerate(_band_edges(x, bands, masks)))
         yield x
         delta = torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
         for mask in frequency_masks(*x.shape[-2:], bands) if masks is None else masks: yield x + band_noise(delta, mask, amplitude)
 
     (clean, *noisy), n = accuracy_under(model, data, variants, images=images, batch_size=batch_size, folds=folds, device=device)
-    count = len(noisy)
-    return pd.DataFrame([dict(band=b, low=b / count, high=(b + 1) / count, frequency=(b + 0.5) / count, fold=f, n=int(n[f]), accuracy=float(a),
+    return pd.DataFrame([dict(band=b, **edges[b], fold=f, n=int(n[f]), accuracy=float(a),
                               accuracy_clean=float(clean[f]), accuracy_loss=float(clean[f] - a)) for b, row in enumerate(noisy) for f, a in enumerate(row)])
 
 # %% ../nbs/05_fourier.ipynb #6f86c501

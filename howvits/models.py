@@ -156,6 +156,7 @@ def load_checkpoint(
                          "it is damaged or no checkpoint; make or fetch it again.") from e
     if meta.get("sha256", _sha256(path)) != _sha256(path):
         raise ValueError(f"The weights in {path} are not those that {text.name} describes (sha256 differs): fetch both files again.")
+    if not isinstance(state, dict): raise ValueError(f"The checkpoint {path} holds a {type(state).__name__} and no state dict: save model.state_dict().")
     for key in ("state_dict", "model"):
         if isinstance(state.get(key), dict): state = state[key]
     return state, meta
