@@ -16,7 +16,9 @@ def papermill(folder, *parameters):
     "`papermill nbs/05_fourier.ipynb -p ...` in an empty folder, without an output path."
     line = [str(Path(sys.executable).with_name("papermill")), str(CHAPTER)]
     for name, value in parameters: line += ["-p", name, str(value)]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, "TQDM_DISABLE": "1"})
+    # ipykernel keeps no copy of the terminal where it believes that it is itself under test
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"} | {"TQDM_DISABLE": "1"}
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
 
 
 @pytest.mark.parametrize("model, kinds, trained", [("swin", {"msa", "mlp"}, True), ("resnet18", {"conv"}, False)])
