@@ -101,7 +101,7 @@ def check_config(config: RunConfig):
         raise ValueError(f"snapshots are shares of the run between 0 and 1, such as 0.5, not {config.snapshots!r}; early and late are always kept.")
 
 # %% ../nbs/foundations/03_training.ipynb #4cc14ce7
-RECIPE = 1  # the version of the training loop and of the defaults
+RECIPE = 2  # the version of the training loop, of the defaults and of our networks
 REAL = ("epochs", "lr", "weight_decay", "warmup", "label_smoothing", "mixup", "cutmix", "drop_path", "clip_grad")  # 1 and 1.0 are the same
 
 
