@@ -13,14 +13,14 @@ cfg = parser["DEFAULT"]
 
 
 class BuildWithClaims(build_py):
-    "The table of claims belongs to the book; a wheel gets a copy."
+    "The table of claims and its register belong to the book; a wheel gets a copy."
 
     def run(self):
         super().run()
         if not self.editable_mode:
             assets = Path(self.build_lib, cfg["lib_name"], "assets")
             assets.mkdir(parents=True, exist_ok=True)
-            copyfile(here / "book" / "claims.yml", assets / "claims.yml")
+            for name in ("claims.yml", "registered.csv"): copyfile(here / "book" / name, assets / name)
 
 
 setup(
@@ -31,5 +31,5 @@ setup(
     package_data={"howvits": ["assets/**/*", "assets/*"]}, cmdclass={"build_py": BuildWithClaims},
     entry_points={"papermill.io": ["nowhere: = howvits.terminal:nowhere"]},
     python_requires=">=" + cfg["min_python"], install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split()},
+    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "sweep")},
 )

@@ -5,11 +5,16 @@
 # %% ../nbs/foundations/05_claims.ipynb #6d1c45c9
 from __future__ import annotations
 
+import argparse
 import difflib
+import hashlib
 import html
-from dataclasses import dataclass, field, replace
+import json
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from functools import lru_cache
 from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +27,11 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 # %% auto #0
-__all__ = ['KINDS', 'OPTIONAL', 'MARKS', 'SIDES', 'DECIDES', 'Cell', 'Component', 'Claim', 'slope_weights', 'load_claims',
-           'find_claim', 'check_runs', 'missing_runs', 'to_scale', 'Estimate', 'contrast_of_means', 'regression',
-           'estimate', 'margin_on_scale', 'judge', 'overall', 'Verdict', 'verdict', 'adjust', 'for_this_network',
-           'result_table', 'plan_table', 'rule_of', 'missing_list', 'how_to_make', 'ClaimBox', 'claim_box', 'as_table']
+__all__ = ['KINDS', 'OPTIONAL', 'REGISTER', 'MARKS', 'SIDES', 'DECIDES', 'Cell', 'Component', 'Claim', 'slope_weights',
+           'claim_hash', 'register', 'load_claims', 'find_claim', 'check_runs', 'missing_runs', 'to_scale', 'Estimate',
+           'contrast_of_means', 'regression', 'estimate_from', 'estimate', 'margin_on_scale', 'judge', 'overall',
+           'Verdict', 'verdict', 'aa_control', 'adjust', 'for_this_network', 'result_table', 'plan_table', 'rule_of',
+           'missing_list', 'how_to_make', 'ClaimBox', 'claim_box', 'as_table', 'main']
 
 # %% ../nbs/foundations/05_claims.ipynb #1381566b
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ class Claim:
     paper_value: str = ""  # what the source reports
     origin: str = "paper"  # paper, derived, or outside
     note: str = ""
+    registered: pd.Timestamp | None = None  # when it was written down; None: a table that is not the book's
 
 # %% ../nbs/foundations/05_claims.ipynb #ccc0cc23
 def _check(ok, place, text):
@@ -224,22 +231,20 @@ def _claim(raw, table):
 # %% ../nbs/foundations/05_claims.ipynb #525526d6
 def _with_pool(component, chapter):
     "The component, with the cells of its chapter that share its variance."
-    if component.paired or component.covariate: return component
+    if component.paired or component.covariate or component.kind == "mean": return component
     own = [c.where for c in component.cells]
     pool = {c.label: c for claim in chapter for other in claim.components if (other.measure, other.scale) == (component.measure, component.scale)
             for c in other.cells if len(c.where) == 1 and c.where not in own}
     return replace(component, pool=tuple(pool.values()))
 
 # %% ../nbs/foundations/05_claims.ipynb #7ce933ba
-def load_claims(
-    path=None,  # a table to read instead of the book's
-) -> dict[str, Claim]:  # by id, in the order of the table
-    "Read and check the table of claims. Raises `ValueError` with the claim and the field that are wrong, `FileNotFoundError` without a table."
+def _table(path=None):
+    "Where the table is."
     here = Path(str(files("howvits")))
     places = [Path(path)] if path else [here / "assets" / "claims.yml"] + [p / "book" / "claims.yml" for p in here.parents]
     found = next((p for p in places if p.is_file()), None)
     if found is None: raise FileNotFoundError(f"There is no table of claims at {path or 'book/claims.yml'}: give its path.")
-    return dict(_read(found, found.stat().st_mtime_ns))
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -254,6 +259,69 @@ def _read(path, changed):
     chapter = lambda claim: [c for c in claims if c.chapter == claim.chapter]
     return {c.id: replace(c, components=tuple(_with_pool(x, chapter(c)) for x in c.components)) for c in claims}
 
+# %% ../nbs/foundations/05_claims.ipynb #360eaca7
+def _content(component):
+    "All that decides the outcome of a component, as plain values."
+    fixed = lambda c: {k: v for k, v in {**c.standard, **c.where}.items() if v is not None}
+    cells = lambda group: sorted(([fixed(c), c.seeds, round(c.weight, 9) + 0.0] for c in group), key=json.dumps)
+    plain = {k: v for k, v in asdict(replace(component, cells=(), pool=())).items() if k not in ("name", "note", "paper")}
+    return {**plain, "span": round(component.span, 9), "cells": cells(component.cells), "pool": cells(replace(c, weight=0) for c in component.pool)}
+
+
+def claim_hash(
+    claim: Claim,
+) -> str:  # 16 hexadecimal digits
+    "SHA-256 of all that decides the verdict of a claim."
+    content = sorted(json.dumps(_content(c), sort_keys=True) for c in claim.components)
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
+
+# %% ../nbs/foundations/05_claims.ipynb #2f871526
+REGISTER = ["claim", "hash", "registered"]
+
+
+def _registered(path):
+    "The register as text, checked."
+    if not path.is_file(): raise FileNotFoundError(f"There is no register of claims at {path.name}: write it with `python -m howvits.claims register`.")
+    try: rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as e: raise ValueError(f"{path.name} is no table: restore it from git.") from e
+    if list(rows) != REGISTER: raise ValueError(f"{path.name} has the columns {', '.join(rows)} in place of {', '.join(REGISTER)}: restore it from git.")
+    bad = rows[rows["claim"].duplicated() | ~rows["registered"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")]
+    if len(bad): raise ValueError(f"{path.name}: claim {bad['claim'].iloc[0]} is there twice or has no valid time: restore the file from git.")
+    return rows.set_index("claim")
+
+
+def register(
+    path=None,  # a table other than the book's; the register stands beside it
+) -> list[str]:  # ids of the claims that are new or changed
+    "Register the new and the changed claims at the present time. Raises `ValueError` if table or register cannot be read."
+    from howvits.models import write_atomically
+    found = _table(path)
+    target = found.with_name("registered.csv")
+    rows = _registered(target) if target.is_file() else pd.DataFrame(columns=REGISTER[1:])
+    hashes = {i: claim_hash(c) for i, c in _read(found, found.stat().st_mtime_ns).items()}
+    changed = [i for i, h in hashes.items() if i not in rows.index or rows.at[i, "hash"] != h]
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    for i in changed: rows.loc[i] = [hashes[i], now]
+    if changed: write_atomically(target, lambda p: rows.to_csv(p, index_label="claim", lineterminator="\n"))
+    return changed
+
+# %% ../nbs/foundations/05_claims.ipynb #259be910
+def load_claims(
+    path=None,  # a table to read instead of the book's
+) -> dict[str, Claim]:  # by id, in the order of the table
+    "Read and check the table of claims. Raises `ValueError` for what is wrong or not registered, `FileNotFoundError` without a table."
+    found = _table(path)
+    claims = _read(found, found.stat().st_mtime_ns)
+    return dict(claims) if path else _with_times(claims, _registered(found.with_name("registered.csv")))
+
+
+def _with_times(claims, rows):
+    "The claims with their time of registration; refuses one that is not registered as it stands."
+    for i, claim in claims.items():
+        state = "is not registered" if i not in rows.index else "has changed since it was registered" if rows.at[i, "hash"] != claim_hash(claim) else ""
+        if state: raise ValueError(f"Claim {i} {state}: run `python -m howvits.claims register`; runs older than that no longer count for it.")
+    return {i: replace(c, registered=pd.Timestamp(rows.at[i, "registered"])) for i, c in claims.items()}
+
 # %% ../nbs/foundations/05_claims.ipynb #1c49bc08
 def find_claim(
     claim: Claim | str,  # a claim or its id
@@ -265,11 +333,23 @@ def find_claim(
     raise ValueError(f"There is no claim {claim!r}: nearest are {', '.join(difflib.get_close_matches(str(claim), claims, cutoff=0))}.")
 
 # %% ../nbs/foundations/05_claims.ipynb #e74de1f4
-def check_runs(table: pd.DataFrame) -> pd.DataFrame:  # rows of trained networks only
+def check_runs(
+    table: pd.DataFrame,  # one row per run
+    claim: Claim | None = None,  # whose runs must be younger than itself
+) -> pd.DataFrame:  # the same with the column `refused`: why a row is no evidence; empty where it is
     "Check a table of runs. Raises `TypeError` or `ValueError`."
     if not isinstance(table, pd.DataFrame): raise TypeError(f"runs must be a DataFrame with one row per run, not {type(table).__name__}.")
     if missing := {"model", "seed"} - set(table): raise ValueError(f"The table of runs lacks the column {' and '.join(sorted(missing))}.")
-    return table[~table["trained"].isin([False, "False"])] if "trained" in table else table
+    refused = np.full(len(table), "", dtype=object)
+    if "started" in table and claim is not None and claim.registered is not None:
+        started = pd.to_datetime(table["started"], utc=True, format="ISO8601", errors="coerce")
+        refused[started < claim.registered] = "older than the claim"
+        refused[started.isna()] = "start unknown"
+    if "trained" in table: refused[table["trained"].isin([False, "False"])] = "untrained weights"
+    return table.assign(refused=refused)
+
+
+def _evidence(table): return table[table["refused"] == ""]
 
 # %% ../nbs/foundations/05_claims.ipynb #2779779a
 def _values(cell, table, measure):
@@ -293,24 +373,20 @@ def missing_runs(
 ) -> pd.DataFrame:  # cell, seed, measure, why
     "The runs that a claim's verdict still needs."
     claim = find_claim(claim)
-    everything = pd.DataFrame({"model": [], "seed": []}) if runs is None else runs
-    table, missing = check_runs(everything), []
+    table, missing = check_runs(pd.DataFrame({"model": [], "seed": []}) if runs is None else runs, claim), []
     for component in claim.components:
-        if component.decides: missing += _missing(component, table, everything, look)
+        if component.decides: missing += _missing(component, table, look)
     return pd.DataFrame(missing, columns=["cell", "seed", "measure", "why"]).drop_duplicates(ignore_index=True)
 
 
-def _missing(component, table, everything, look):
-    "Rows of `missing_runs` for one component."
-    rows = []
-    for cell in component.cells:
+def _missing(component, table, look):
+    "Rows of `missing_runs` for one component; cells that only share their variance are not extended."
+    rows, needed = [], [(c, look * c.seeds) for c in component.cells] + [(c, c.seeds) for c in component.pool]
+    for cell, seeds in needed:
         for measure in _measures(component):
-            absent = sorted(set(range(look * cell.seeds)) - set(_values(cell, table, measure).index))
-            if not absent: continue
-            trained, known = set(cell.select(table)["seed"]), set(cell.select(everything)["seed"])
-            for seed in absent:
-                why = "not measured" if seed in trained else "untrained weights" if seed in known else "no run"
-                rows.append((cell.label, seed, measure, why))
+            absent = sorted(set(range(seeds)) - set(_values(cell, _evidence(table), measure).index))
+            known = cell.select(table).groupby("seed")["refused"].min() if absent else {}  # "" comes first
+            rows += [(cell.label, seed, measure, known.get(seed, "no run") or "not measured") for seed in absent]
     return rows
 
 # %% ../nbs/foundations/05_claims.ipynb #3448fe77
@@ -344,29 +420,44 @@ def _sample(cell, table, measure, scale, seeds):
 # %% ../nbs/foundations/05_claims.ipynb #d4d89887
 @dataclass(frozen=True)
 class Estimate:
-    "An estimated contrast."
+    "An estimated contrast, or many (arrays)."
     effect: float
     se: float  # its standard error
     df: float  # degrees of freedom of that
     n: int  # runs in the contrast
+    skew: float = 0.0  # of the runs, if it is the mean of one condition; 0: plain Student's t
 
+    def t(self, value=0.0):
+        "Where the effect stands above `value`, as a Student's t with `df` degrees of freedom."
+        t, a = (self.effect - value) / self.se, self.skew / np.sqrt(self.df + 1)
+        return t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6
 
+    def interval(self, level=0.95):
+        "The values that t does not exclude, from the lowest to the highest."
+        q, a = stats.t.ppf((1 + level) / 2, self.df), np.asarray(self.skew / np.sqrt(self.df + 1))
+        safe = np.where(np.abs(a) < 1e-6, 1.0, a)
+        back = lambda x: np.where(np.abs(a) < 1e-6, x, 3 / safe * (np.cbrt(1 + a * (x - a / 6)) - 1))  # the inverse of `t`
+        return self.effect - self.se * back(q), self.effect - self.se * back(-q)
+
+# %% ../nbs/foundations/05_claims.ipynb #df6cf4cf
 def contrast_of_means(
     samples: list,  # one array of runs per cell
     weights,  # one per cell
     pool: list = (),  # further cells, which only share the variance
 ) -> Estimate:
     "A weighted sum of cell means by ordinary least squares; Welch's where standard deviations differ more than threefold."
-    sds = [np.std(s, ddof=1) for s in [*samples, *pool]]
-    welch = max(sds) > 3 * min(sds)
-    groups = list(samples) if welch else [*samples, *pool]
+    sds = np.array([np.std(s, ddof=1) for s in samples])
+    welch = sds.max() > 3 * sds.min()
+    own = np.sqrt(np.mean(sds**2))
+    alike = [s for s in pool if own / 3 <= np.std(s, ddof=1) <= 3 * own]
+    groups = list(samples) if welch else [*samples, *alike]
     sizes = np.array([len(g) for g in groups])
     model = sm.OLS(np.concatenate(groups), np.repeat(np.eye(len(groups)), sizes, axis=0))
     fit = model.fit(cov_type="HC2", use_t=True) if welch else model.fit()
     test = fit.t_test(np.r_[weights, np.zeros(len(groups) - len(samples))])
     df = fit.df_resid
     if welch:
-        parts = np.square(weights) * np.square(sds[:len(samples)]) / sizes
+        parts = np.square(weights) * np.square(sds) / sizes
         df = parts.sum() ** 2 / (parts**2 / (sizes - 1)).sum()
     return Estimate(float(test.effect.item()), float(test.sd.item()), float(df), int(sum(map(len, samples))))
 
@@ -387,6 +478,21 @@ def regression(
     return Estimate(float(test.effect.item()), float(test.sd.item()), float(fit.df_resid), len(y))
 
 # %% ../nbs/foundations/05_claims.ipynb #3c635db5
+def estimate_from(
+    component: Component,
+    samples: list,  # runs of each of its cells, transformed
+    covariates: list | None = None,  # likewise, if it has a covariate
+    pool: list = (),  # runs of the cells that share the variance
+) -> Estimate:
+    "The effect of one component from the values themselves."
+    weights = [c.weight for c in component.cells]
+    if component.paired: return contrast_of_means([sum(w * s for w, s in zip(weights, samples))], [1])
+    if component.covariate: return regression(samples, covariates, None if component.kind == "slope" else weights)
+    result = contrast_of_means(samples, weights, pool)
+    alone = component.kind == "mean" and len(samples) == 1 and np.ptp(samples[0]) > 0
+    return replace(result, skew=float(stats.skew(samples[0], bias=False))) if alone else result
+
+# %% ../nbs/foundations/05_claims.ipynb #8283bfc4
 def estimate(
     component: Component,
     runs: pd.DataFrame,  # one row per run, complete for this component
@@ -394,14 +500,10 @@ def estimate(
 ) -> tuple[Estimate, float | None]:  # and the margin, on the same scale
     "The effect of one component."
     sample = lambda cell, measure=component.measure, scale=component.scale: _sample(cell, runs, measure, scale, look * cell.seeds)
-    samples, weights = [sample(c) for c in component.cells], [c.weight for c in component.cells]
-    if component.paired:
-        result = contrast_of_means([sum(w * s for w, s in zip(weights, samples))], [1])
-    elif component.covariate:
-        covariates = [sample(c, component.covariate, component.covariate_scale) for c in component.cells]
-        result = regression(samples, covariates, None if component.kind == "slope" else weights)
-    else:
-        result = contrast_of_means(samples, weights, [s for s in map(sample, component.pool) if s is not None])
+    samples = [sample(c) for c in component.cells]
+    covariates = [sample(c, component.covariate, component.covariate_scale) for c in component.cells] if component.covariate else None
+    pool = [_sample(c, runs, component.measure, component.scale, c.seeds) for c in component.pool]
+    result = estimate_from(component, samples, covariates, pool)
     if result.se < 1e-12 * (1 + abs(result.effect)):
         raise ValueError(f"All runs give the same {component.measure} ({component.name}): were copies of one run measured?")
     return result, margin_on_scale(component, np.concatenate(samples).mean())
@@ -430,14 +532,13 @@ def judge(
     level: float = 0.95,  # of the interval; 0.975 for each of two looks
 ) -> dict:  # a row of `Verdict.components`
     "The outcome of one component: holds, contradicted, negligible or inconclusive."
-    t = stats.t(result.df, result.effect, result.se)
-    low, high = t.interval(level)
-    inner = t.interval(1 - 2 * (1 - level))  # 90 % beside 95 %: two one-sided tests
-    inside = margin is not None and -margin < inner[0] and inner[1] < margin
-    p = 2 * min(t.cdf(0), t.sf(0))
+    low, high = map(float, result.interval(level))
+    inner = result.interval(1 - 2 * (1 - level))  # 90 % beside 95 %: two one-sided tests
+    inside = margin is not None and bool(-margin < inner[0] and inner[1] < margin)
+    p = 2 * stats.t.sf(abs(result.t()), result.df)
     if component.direction == 0:
         outcome = "holds" if inside else "contradicted" if low > margin or high < -margin else "inconclusive"
-        p = max(t.cdf(-margin), t.sf(margin))
+        p = max(stats.t.sf(result.t(-margin), result.df), stats.t.cdf(result.t(margin), result.df))
     else:
         side = np.sign(low) if low * high > 0 else 0
         outcome = {component.direction: "holds", -component.direction: "contradicted"}.get(side, "negligible" if inside else "inconclusive")
@@ -475,8 +576,8 @@ class Verdict:
 # %% ../nbs/foundations/05_claims.ipynb #d7ec4a7f
 def _look(claim, table, look, level):
     "The table of components at one look; a component that decides nothing is left out if its runs are not there."
-    ready = [c for c in claim.components if not _missing(c, table, table, look)]
-    return pd.DataFrame([judge(c, *estimate(c, table, look), level) for c in ready])
+    ready = [c for c in claim.components if not _missing(c, table, look)]
+    return pd.DataFrame([judge(c, *estimate(c, _evidence(table), look), level) for c in ready])
 
 
 def _deciding(components): return overall(components.loc[components["decides"], "outcome"])
@@ -489,7 +590,7 @@ def verdict(
     "The verdict of a claim; without a verdict, but with a list of the missing runs, where runs are missing."
     claim = find_claim(claim)
     missing = missing_runs(claim, runs)
-    table = check_runs(runs)
+    table = check_runs(runs, claim)
     if len(missing): return Verdict(claim, "no verdict", pd.DataFrame(), missing=missing)
     first = _look(claim, table, 1, 0.95)
     if _deciding(first) != "inconclusive": return Verdict(claim, _deciding(first), first)
@@ -497,6 +598,37 @@ def verdict(
     if len(missing): return Verdict(claim, "inconclusive", first, missing=missing)
     second = _look(claim, table, 2, 0.975)
     return Verdict(claim, _deciding(second), second, 2, _look(claim, table, 1, 0.975))
+
+# %% ../nbs/foundations/05_claims.ipynb #5b76d206
+def aa_control(
+    runs: pd.DataFrame,  # one row per run
+    model: str,  # its standard runs are split
+    measure: str,  # a measure of the claims table
+    *,
+    splits: int = 200,  # at most so many, drawn at random if there are more; eight seeds have 35
+    seed: int = 0,  # of that draw
+) -> pd.Series:  # shares of inconclusive, negligible, holds (first half higher) and contradicted
+    "Outcomes of comparing one half of a model's seeds with the other. Raises `ValueError` for fewer than four seeds or an unknown measure."
+    known = {c.measure: c for claim in load_claims().values() for c in claim.components}
+    _check(measure in known, "A/A control", f"no claim has the measure {measure!r}; nearest: {', '.join(difflib.get_close_matches(measure, known, cutoff=0))}")
+    cell = Cell({"model": model}, known[measure].cells[0].standard, 0)
+    component = replace(known[measure], name="A/A", kind="difference", cells=(cell,) * 2, direction=1, span=1.0, paired=False, covariate=None, pool=())
+    table = _evidence(check_runs(runs))
+    sample = _sample(cell, table, measure, component.scale, len(_values(cell, table, measure)))
+    if sample is None or len(sample) < 4: raise ValueError(f"An A/A control of {model} needs seeds 0 to 3 or more, without gaps, with a value of {measure}.")
+    margin = margin_on_scale(component, sample.mean())
+    outcomes = [judge(component, contrast_of_means(halves, [1, -1]), margin)["outcome"] for halves in _halves(sample.to_numpy(), splits, seed)]
+    return pd.Series(outcomes).value_counts(normalize=True).reindex(["inconclusive", "negligible", "holds", "contradicted"], fill_value=0.0)
+
+
+def _halves(values, splits, seed):
+    "Pairs of halves, each split once; which half comes first is drawn."
+    rng, n = np.random.default_rng(seed), len(values)
+    ways = [w for w in combinations(range(n), n // 2) if n % 2 or 0 in w]
+    chosen = sorted(rng.choice(len(ways), min(splits, len(ways)), replace=False))
+    for i in chosen:
+        first = np.isin(np.arange(n), ways[i])
+        yield [values[first], values[~first]][:: rng.choice([1, -1])]
 
 # %% ../nbs/foundations/05_claims.ipynb #1a54a983
 def adjust(
@@ -598,9 +730,8 @@ def how_to_make(
     claim: Claim,
 ) -> str:
     "How a reader makes a missing run, with code between backticks."
-    return ("Train each with `fit(RunConfig(...))` of `howvits.training`: the recipe of the zoo, with this seed and condition. "
-            f"Then measure its checkpoint with `papermill nbs/{claim.chapter}.ipynb -p model NAME -p checkpoint FILE`. "
-            "That is one row of the table.")
+    return (f"`make runs CLAIM={claim.id}` (or `python -m howvits.sweep --claim {claim.id}`) trains what is missing, and skips what is there. "
+            f"Then measure each checkpoint with `papermill nbs/{claim.chapter}.ipynb -p model NAME -p checkpoint FILE`.")
 
 
 @dataclass(frozen=True)
@@ -687,3 +818,18 @@ def as_table(
     rows = [dict(id=c.id, chapter=c.chapter, part=c.part, statement=c.statement, source=f"{c.authors}, {c.where}",
                  components=len(c.components), verdict=outcome.get(c.id, "no verdict")) for c in claims.values()]
     return pd.DataFrame(rows)
+
+# %% ../nbs/foundations/05_claims.ipynb #a9173b58
+def main(
+    arguments: list[str] | None = None,  # default: the command line
+) -> None:
+    "`python -m howvits.claims register`."
+    parser = argparse.ArgumentParser(prog="python -m howvits.claims", description="Register the claims that are new or changed, at the present time.")
+    parser.add_argument("command", choices=["register"])
+    parser.parse_args(arguments)
+    changed = register()
+    print(f"Registered {', '.join(changed)}." if changed else "Every claim is registered as it stands.")
+
+# %% ../nbs/foundations/05_claims.ipynb #3433ec7a
+#| eval: false
+if __name__ == "__main__": main()

@@ -33,10 +33,10 @@ from torchvision import transforms
 __all__ = ['DATASETS', 'FASHION_CLASSES', 'FASHION_FILES', 'FASHION_URL', 'IDX_MAGIC', 'SPLITS', 'AUGMENTS', 'CROP_PADDING',
            'RAND_AUGMENT', 'ERASE', 'MINI', 'DatasetInfo', 'check_choice', 'read_bytes', 'read_idx', 'write_idx',
            'data_folders', 'find_fashion_mnist', 'missing_files', 'read_fashion_mnist', 'balanced_order', 'subset_size',
-           'select', 'small_augment', 'large_transform', 'ImageDataset', 'open_image', 'FolderDataset', 'say_once',
-           'locate_fashion', 'fetch', 'load_fashion', 'load_cifar', 'find_imagenet', 'load_imagenet', 'load_dataset',
-           'describe', 'make_mini', 'check_batch', 'check_images', 'check_labels', 'dataset_batches', 'first_images',
-           'check_count', 'count_images', 'batches']
+           'select', 'crop_and_flip', 'strong_augment', 'large_transform', 'ImageDataset', 'open_image',
+           'FolderDataset', 'say_once', 'locate_fashion', 'fetch', 'load_fashion', 'load_cifar', 'find_imagenet',
+           'load_imagenet', 'load_dataset', 'describe', 'make_mini', 'check_batch', 'check_images', 'check_labels',
+           'dataset_batches', 'first_images', 'check_count', 'count_images', 'batches']
 
 # %% ../nbs/foundations/00_data.ipynb #7120813a
 @dataclass(frozen=True)
@@ -238,16 +238,27 @@ RAND_AUGMENT = "rand-m9-n2-mstd0.5"  # two operations of magnitude 9 +- 0.5; the
 ERASE = dict(probability=0.25, mode="const")  # DeiT's probability; erased to the mean, as in the authors' code
 
 # %% ../nbs/foundations/00_data.ipynb #8332019b
-def small_augment(
-    augment: str,  # "strong" or "weak"
+def crop_and_flip(
+    images: Tensor,  # (B, C, H, W)
+    padding: int = CROP_PADDING,
+) -> Tensor:  # (B, C, H, W)
+    "A random crop of each zero-padded image, flipped with probability 1/2; each image has its own draw, from torch's global generator."
+    count, height, width = len(images), *images.shape[2:]
+    windows = F.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # (B, C, offsets, offsets, H, W)
+    top, left = torch.randint(2 * padding + 1, (2, count))
+    crops = windows[torch.arange(count), :, top, left]
+    return torch.where(torch.rand(count, 1, 1, 1) < 0.5, crops.flip(3), crops)
+
+# %% ../nbs/foundations/00_data.ipynb #85b402d2
+def strong_augment(
     mean: tuple[float, ...],  # one value per channel: what RandAugment fills corners with
 ) -> transforms.Compose:  # uint8 (C, 32, 32) -> uint8 (C, 32, 32)
-    "Crop, flip and, for strong, RandAugment of one 32-pixel image, before it is normalised."
+    "Crop, flip and RandAugment of one 32-pixel image, before it is normalised."
     fill = tuple(round(255 * m) for m in mean)
-    steps = [transforms.ToPILImage(), transforms.RandomCrop(32, padding=CROP_PADDING), transforms.RandomHorizontalFlip()]
-    if augment == "strong":
-        steps += [rand_augment_transform(RAND_AUGMENT, dict(img_mean=fill[0] if len(fill) == 1 else fill))]
-    return transforms.Compose([*steps, transforms.PILToTensor()])
+    return transforms.Compose([
+        transforms.ToPILImage(), transforms.RandomCrop(32, padding=CROP_PADDING), transforms.RandomHorizontalFlip(),
+        rand_augment_transform(RAND_AUGMENT, dict(img_mean=fill[0] if len(fill) == 1 else fill)), transforms.PILToTensor(),
+    ])
 
 # %% ../nbs/foundations/00_data.ipynb #34a38584
 def large_transform(
@@ -285,13 +296,14 @@ class ImageDataset(Dataset):
         channels = self.raw.shape[1]
         mean, std = (torch.tensor(values[:channels]).view(-1, 1, 1) for values in (self.mean, self.std))
         self._scale, self._shift = 1 / (255 * std), -mean / std
-        self._augment = small_augment(self.augment, self.mean[:channels]) if self.augment else None
+        self._strong = strong_augment(self.mean[:channels]) if self.augment == "strong" else None
         self._erase = RandomErasing(**ERASE, device="cpu") if self.augment == "strong" else None
 
     def images(self, indices: Tensor) -> Tensor:  # (B, 3, H, W)
         "Normalised, augmented images."
         raw = self.raw[indices]
-        if self._augment and len(raw): raw = torch.stack([self._augment(image) for image in raw])
+        if self.augment == "weak": raw = crop_and_flip(raw)
+        if self._strong and len(raw): raw = torch.stack([self._strong(image) for image in raw])
         images = raw.float().mul_(self._scale).add_(self._shift)
         if self._erase: images = self._erase(images)
         return images.expand(-1, 3, -1, -1).contiguous()

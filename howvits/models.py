@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['ZOO', 'FURTHER', 'PAPER', 'ASSETS', 'CifarResNet', 'resnet', 'vit', 'pit', 'swin', 'resnext', 'mixer', 'resnet_50',
-           'vit_ti', 'pit_ti', 'swin_ti', 'write_atomically', 'save_checkpoint', 'load_checkpoint', 'list_models',
-           'create_model', 'zoo_card']
+           'vit_ti', 'pit_ti', 'swin_ti', 'resnext_50', 'mixer_ti', 'write_atomically', 'save_checkpoint',
+           'load_checkpoint', 'list_models', 'create_model', 'zoo_card']
 
 # %% ../nbs/foundations/01_models.ipynb #2c87de17
 import fnmatch, hashlib, json, os, pickle, tempfile
@@ -27,7 +27,7 @@ from .data import DATASETS, check_choice
 # %% ../nbs/foundations/01_models.ipynb #0cc2256e
 ZOO = ("resnet", "vit", "pit", "swin")                       # small, trained, shipped
 FURTHER = ("resnext", "mixer")                               # small, trained for comparison
-PAPER = ("resnet_50", "vit_ti", "pit_ti", "swin_ti")         # HDVW, section A.1, for CIFAR
+PAPER = ("resnet_50", "vit_ti", "pit_ti", "swin_ti", "resnext_50", "mixer_ti")  # HDVW, section A.1, for CIFAR
 ASSETS = Path(str(files("howvits"))) / "assets" / "zoo"
 
 class CifarResNet(ResNet):
@@ -110,6 +110,17 @@ def swin_ti(pretrained=False, **kwargs):
     "Swin-Ti for CIFAR, patch 1, window 4 (HDVW, A.1)."
     return _build(SwinTransformer, "swin_ti", pretrained, dict(img_size=32, patch_size=1, window_size=4, embed_dim=96, depths=(2, 2, 6, 2),
                   num_heads=(3, 6, 12, 24), qkv_bias=False, drop_path_rate=0.0), kwargs)
+
+@register_model
+def resnext_50(pretrained=False, **kwargs):
+    "ResNeXt-50 (32 groups of width 4) for CIFAR."
+    return _build(CifarResNet, "resnext_50", pretrained,
+                  dict(block=Bottleneck, layers=(3, 4, 6, 3), channels=(64, 128, 256, 512), cardinality=32, base_width=4), kwargs)
+
+@register_model
+def mixer_ti(pretrained=False, **kwargs):
+    "MLP-Mixer-Ti for CIFAR, patch 2: the width and depth of ViT-Ti, which is our reading of the name."
+    return _build(MlpMixer, "mixer_ti", pretrained, dict(img_size=32, patch_size=2, embed_dim=192, num_blocks=12), kwargs)
 
 # %% ../nbs/foundations/01_models.ipynb #b4ed5967
 def write_atomically(

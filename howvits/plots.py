@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 import numpy as np
 import pandas as pd
 
@@ -141,18 +143,33 @@ def plot_forest(
     "Every component in units of its smallest detectable effect, with interval and the paper's value. Raises `ValueError` if there is none."
     table = forest_table(verdicts)
     if table.empty: raise ValueError("There is no verdict to draw: the runs of these claims are missing.")
-    ax = ax or plt.subplots(figsize=(6.4, 1.2 + 0.32 * len(table)))[1]
-    for y, row in enumerate(table.itertuples()):
+    labels = table["label"].map(lambda text: fill(text, 36))  # read on a phone too: labels stand above their intervals
+    heights = (1 + 0.45 * labels.str.count("\n")).cumsum()
+    ax = ax or plt.subplots(figsize=(4.2, 1.5 + 0.42 * heights.iloc[-1]))[1]
+    for y, label, row in zip(heights, labels, table.itertuples()):
         colour, marker = OUTCOMES[row.outcome]
         ax.plot([row.low, row.high], [y, y], color=colour)
         ax.plot(row.effect, y, marker=marker, color=colour)
-        ax.plot(row.paper, y, marker="d", color="black", fillstyle="none")
-        ax.annotate(row.outcome, (1.01, y), xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=9)
+        ax.plot(row.paper, y, marker="d", color="black", fillstyle="none", zorder=3)
+        for x, text, side, shade in ((0.01, label, "left", "black"), (1, row.outcome, "right", colour)):
+            ax.annotate(text, (x, y - 0.22), xycoords=("axes fraction", "data"), ha=side, va="bottom", color=shade, fontsize=9,
+                        bbox=dict(facecolor="white", edgecolor="none", pad=0.5))
+    ax.set(yticks=[], ylim=(heights.iloc[-1] + 0.5, 0.0))
+    _forest_axes(ax, table)
+    return ax
+
+
+def _forest_axes(ax, table):
+    "Zero, the smallest detectable effect and the legend; a scale that is logarithmic far out if effects are that large."
     ax.axvline(0, color="black", linewidth=1)
     for edge in (-1, 1): ax.axvline(edge, color="#767676", linewidth=0.8, linestyle=":")
-    ax.set(yticks=range(len(table)), yticklabels=table["label"], ylim=(len(table) - 0.5, -0.5),
-           xlabel="effect in the claimed direction / smallest detectable effect")
-    return ax
+    if table[["low", "high", "paper"]].abs().max(axis=None) > 10:
+        ax.set_xscale("symlog", linthresh=2)
+        ax.xaxis.set_major_formatter("{x:g}")
+    ax.set(xlabel="effect in the claimed direction /\nsmallest detectable effect")
+    marks = [Line2D([], [], color="#767676", linewidth=0.8, linestyle=":", label="smallest detectable")]
+    if table["paper"].notna().any(): marks.append(Line2D([], [], color="black", marker="d", fillstyle="none", linestyle="", label="the paper's value"))
+    ax.legend(handles=marks, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False, fontsize=9)
 
 # %% ../nbs/foundations/06_plots.ipynb #82aec647
 def save_figure(

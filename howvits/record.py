@@ -90,7 +90,7 @@ def check_row(
 # %% ../nbs/foundations/11_record.ipynb #df01eb03
 def _read_csv(path, columns):
     "A table of the record; empty if there is no file."
-    if not path.is_file(): return pd.DataFrame({name: [] for name in columns})
+    if not path.is_file(): return pd.DataFrame(columns=list(columns), dtype=object)
     try: table = pd.read_csv(path, dtype=dict.fromkeys(["key", "commit", "checkpoint"], str))
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} cannot be read ({' '.join(str(e).split())}): restore the file, as by `git checkout`.") from e

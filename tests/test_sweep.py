@@ -1,0 +1,149 @@
+"""Many runs: on this machine, on a Ray cluster whose worker is killed, and the papers' own configurations."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from howvits.claims import load_claims
+from howvits.data import DATASETS, ImageDataset
+from howvits.record import read_runs
+from howvits.sweep import PRESETS, Clock, Planned, config_of, in_processes, main, plan, still_to_do, train_all
+from howvits.training import RunConfig, Trainer, train_step
+
+TINY = RunConfig("vit", dict(embed_dim=16, depth=1, num_heads=2), "fashion_mnist_mini", subset=0.02, augment="weak", mixup=0.0, cutmix=0.0, images=192)
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    "A cache and a record of one's own, for this process and those that it starts."
+    monkeypatch.setenv("HOWVITS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOWVITS_RECORD", str(tmp_path / "record"))
+    return tmp_path
+
+
+def planned(configs): return [Planned({"model": "vit", "subset": 0.02, "lr": config.lr}, config.seed, config) for config in configs]
+
+
+def clock():
+    known = Clock(read_runs())
+    known.seconds = lambda config: 1.0
+    return known
+
+
+def test_failed_runs_are_named_and_the_others_recorded(places):
+    good, bad = [replace(TINY, seed=seed) for seed in range(2)], replace(TINY, lr=1e12, clip_grad=None)
+    failed = train_all(planned([bad, *good]), partial(in_processes, jobs=2), clock(), 2)
+    assert list(failed) == [f"vit, subset 0.02, lr {1e12}, seed 0"] and "lower the learning rate" in str(*failed.values())
+    assert sorted(read_runs()["key"]) == sorted(config.key for config in good)
+
+
+def test_dry_run_prints_the_plan_and_trains_nothing(places, capsys, monkeypatch):
+    monkeypatch.setattr("howvits.sweep.measure_throughput", lambda config, steps: 400.0)
+    assert main(["--claim", "I5", "--dry-run", "--jobs", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "vit, trial at lr 0.001, seed 0: 112 s" in out and "vit, patch 8, seed 4: when its learning rate has been chosen" in out
+    assert "3 runs to train now, about 0.0 h with 2 at a time; 18 to follow." in out
+    assert not read_runs().shape[0]
+
+
+@pytest.mark.parametrize("arguments, sentence", [(["--claim", "I99"], "nearest are"), (["--preset", "pappr"], "invalid choice"), (["--preset", "paper"], "cifar100")])
+def test_bad_arguments_stop_at_once(places, arguments, sentence, capsys, monkeypatch):
+    monkeypatch.setenv("HOWVITS_DATA", str(places))
+    with pytest.raises(SystemExit) as stop: main(arguments)
+    assert stop.value.code == 2 and sentence.lower() in capsys.readouterr().err.lower()
+
+
+def test_interrupted_command_goes_on_from_there(places):
+    "SIGINT to the process group, as Ctrl-C at a terminal; what was finished is recorded, and the same command finishes the rest."
+    program = f"""
+if __name__ == "__main__":
+    from dataclasses import replace
+    from functools import partial
+    from howvits.sweep import in_processes, train_all
+    from tests.test_sweep import TINY, clock, planned
+    configs = [replace(TINY, seed=seed, images=96 * length) for seed, length in ((0, 1), (1, 400))]
+    train_all(planned(configs), partial(in_processes, jobs=1), clock(), 1)
+"""
+    script = places / "script.py"
+    script.write_text(program)
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "TQDM_DISABLE": "1"}
+    process = subprocess.Popen([sys.executable, str(script)], env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len(read_runs()) == 1 and list((places / "cache" / "runs").glob("vit-*/config.json"))[1:], process)
+    time.sleep(2)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0 and len(read_runs()) == 1
+    assert list((places / "cache" / "runs").glob("vit-*/state.pt"))  # saved on the way out
+
+
+def wait_for(condition, process=None, seconds=120):
+    "Wait until something has happened."
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end and (process is None or process.poll() is None), "it did not happen"
+        time.sleep(0.2)
+
+
+def test_ray_worker_that_is_killed_is_replaced(places):
+    "Two workers; the one with the longer run is killed in the middle. Every run reaches the record, once."
+    pytest.importorskip("ray", reason="Ray is not installed: pip install howvits[sweep]")
+    program = """
+if __name__ == "__main__":
+    from dataclasses import replace
+    from functools import partial
+    from howvits.sweep import on_ray, train_all
+    from tests.test_sweep import TINY, clock, planned
+    import ray
+    ray.init(num_cpus=2, include_dashboard=False)
+    configs = [replace(TINY, seed=seed, images=96 * length) for seed, length in ((0, 400), (1, 2), (2, 2))]
+    assert not train_all(planned(configs), partial(on_ray, address=None), clock(), 2)
+"""
+    script = places / "script.py"
+    script.write_text(program)
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "RAY_USAGE_STATS_ENABLED": "0"}
+    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    long_run = places / "cache" / "runs" / f"vit-{replace(TINY, images=38_400).key}"
+    wait_for(lambda: (long_run / "early.safetensors").exists(), process)
+    worker = lock_holder(long_run / "lock")
+    os.kill(worker, signal.SIGKILL)
+    errors = process.communicate(timeout=240)[1]
+    assert process.returncode == 0, errors[-2000:]
+    assert read_runs()["key"].is_unique and len(read_runs()) == 3
+
+
+def lock_holder(path):
+    "The process that holds a file open."
+    for process in os.listdir("/proc"):
+        if not process.isdigit(): continue
+        try: files = [os.readlink(f"/proc/{process}/fd/{n}") for n in os.listdir(f"/proc/{process}/fd")]
+        except OSError: continue
+        if str(path) in files: return int(process)
+    raise AssertionError(f"nobody holds {path}")
+
+
+def random_images(name, classes):
+    "Noise in the shape of a data set: it tests that a configuration runs, and nothing else."
+    info = DATASETS[name]
+    return ImageDataset(torch.randint(0, 256, (16, 3, *info.size), dtype=torch.uint8), torch.arange(16) % classes, [str(i) for i in range(classes)], info,
+                        name=name, split="train", note="noise", augment=None)
+
+
+@pytest.mark.parametrize("preset", ["paper", "paper-imagenet"])
+@pytest.mark.parametrize("model", ["resnet", "vit", "pit", "swin", "resnext", "mixer"])
+def test_two_steps_of_every_paper_configuration(preset, model):
+    config = replace(config_of({"model": model}, 0, PRESETS[preset].rates[0], preset), batch_size=2, images=4, epochs=None)
+    trainer = Trainer(config, random_images(config.dataset, DATASETS[config.dataset].num_classes), torch.device("cpu"))
+    for _ in range(2): train_step(trainer)
+    assert trainer.losses.isfinite().all()
+
+
+def test_every_claim_of_chapter_02_can_be_planned():
+    claims = [claim for claim in load_claims().values() if claim.chapter == "02_inductive_bias"]
+    for preset in ("small", "paper"): assert plan(claims, read_runs(), preset)[1] == []
