@@ -262,7 +262,7 @@ def _read(path, changed):
 # %% ../nbs/foundations/05_claims.ipynb #360eaca7
 def _content(component):
     "All that decides the outcome of a component, as plain values."
-    fixed = lambda c: {k: v for k, v in {**c.standard, **c.where}.items() if v is not None}
+    fixed = lambda c: {k: v for k, v in sorted({**c.standard, **c.where}.items()) if v is not None}
     cells = lambda group: sorted(([fixed(c), c.seeds, round(c.weight, 9) + 0.0] for c in group), key=json.dumps)
     plain = {k: v for k, v in asdict(replace(component, cells=(), pool=())).items() if k not in ("name", "note", "paper")}
     return {**plain, "span": round(component.span, 9), "cells": cells(component.cells), "pool": cells(replace(c, weight=0) for c in component.pool)}

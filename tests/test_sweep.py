@@ -53,7 +53,7 @@ def test_dry_run_prints_the_plan_and_trains_nothing(places, capsys, monkeypatch)
     assert not read_runs().shape[0]
 
 
-@pytest.mark.parametrize("arguments, sentence", [(["--claim", "I99"], "nearest are"), (["--preset", "pappr"], "invalid choice"), (["--preset", "paper"], "cifar100")])
+@pytest.mark.parametrize("arguments, sentence", [(["--claim", "I99"], "nearest are"), (["--preset", "pappr"], "invalid choice"), (["--preset", "paper"], "cifar-100-python")])
 def test_bad_arguments_stop_at_once(places, arguments, sentence, capsys, monkeypatch):
     monkeypatch.setenv("HOWVITS_DATA", str(places))
     with pytest.raises(SystemExit) as stop: main(arguments)

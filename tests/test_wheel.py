@@ -49,7 +49,7 @@ def test_wheel_holds_the_package_and_all_its_assets(wheel):
         held = {name: archive.read(name) for name in archive.namelist()}
     assert {name.split("/")[0] for name in held} == {"howvits", f"howvits-{SETTINGS['version']}.dist-info"}
     expected = {p.relative_to(ROOT).as_posix(): p for p in (ROOT / "howvits").rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    expected["howvits/assets/claims.yml"] = ROOT / "book/claims.yml"
+    for name in ("claims.yml", "registered.csv"): expected[f"howvits/assets/{name}"] = ROOT / "book" / name
     assert {name for name in held if name.startswith("howvits/")} == set(expected)
     assert all(held[name] == path.read_bytes() for name, path in expected.items())
     assert any(name.endswith("/LICENSE") for name in held)
