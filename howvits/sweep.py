@@ -201,8 +201,7 @@ def verdicts(
 # %% ../nbs/foundations/12_sweep.ipynb #7a3bf5db
 def record_row(run: Run) -> dict:  # a value for each of `howvits.record.COLUMNS`
     "What the record says of a finished run."
-    left = json.loads((run.checkpoint.parent / "run.json").read_text())
-    left |= left.pop("metrics") | {name: json.dumps(left[name]) for name in ("versions", "snapshots")}
+    left = run.record | run.metrics | {name: json.dumps(run.record[name]) for name in ("versions", "snapshots")}
     return {name: left[name] for name in COLUMNS} | {"config": canonical(run.config)}
 
 
@@ -213,7 +212,7 @@ def train_one(
 ) -> dict:  # its row of the record
     "`fit`, in a process of its own."
     torch.set_num_threads(threads)
-    return record_row(fit(config, device=device, progress=False))
+    return record_row(fit(config, device=device, progress=False, again=True))
 
 
 def in_processes(
@@ -255,7 +254,7 @@ def keep(
     folder: Path | None = None,  # of the record
 ):
     "Copy the early and the late weights of a run from the cache to the record, in fp16."
-    run = fit(config, progress=False)
+    run = fit(config, progress=False, again=True)
     for name in ("early", "late"):
         path = kept_path(config.key, name, folder)
         if path.is_file(): continue

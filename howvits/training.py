@@ -8,9 +8,9 @@ __all__ = ['CHOICES', 'RECIPE', 'REAL', 'REMEDY', 'RunConfig', 'check_config', '
            'StepBatches', 'leave_signals', 'read_ahead', 'processes', 'from_first', 'mean_over_processes',
            'DrawsOfPart', 'draws_of_part', 'has_batch_norm', 'check_parts', 'check_compiler', 'Trainer', 'count_steps',
            'utc_now', 'source_commit', 'Float32Attention', 'soft_loss', 'backward', 'train_step', 'write_bytes',
-           'cache_folder', 'run_folder', 'save_state', 'load_state', 'snapshot_steps', 'save_snapshot',
-           'measure_nll_train', 'Run', 'load_run', 'finish', 'held_interrupts', 'train', 'only_one', 'claim_folder',
-           'fit', 'measure_throughput', 'measure_loader', 'read_field', 'process_group', 'make_parser', 'main']
+           'run_folder', 'save_state', 'load_state', 'snapshot_steps', 'save_snapshot', 'measure_nll_train', 'Run',
+           'load_run', 'recorded_run', 'finish', 'held_interrupts', 'train', 'only_one', 'claim_folder', 'fit',
+           'measure_throughput', 'measure_loader', 'read_field', 'process_group', 'make_parser', 'main']
 
 # %% ../nbs/foundations/03_training.ipynb #01566a38
 import argparse
@@ -39,7 +39,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from filelock import FileLock, Timeout
-from platformdirs import user_cache_dir
 from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from timm.data import Mixup
@@ -57,6 +56,7 @@ from tqdm import tqdm
 from .data import AUGMENTS, check_choice, load_dataset
 from .evaluation import evaluate, preserved_rng, resolve_device, seed_everything
 from .models import create_model, save_checkpoint, write_atomically
+from .record import cache_folder, find_run, kept_path
 from .steps import evaluation_mode
 
 # %% ../nbs/foundations/03_training.ipynb #9b2ed4dc
@@ -461,11 +461,6 @@ def write_bytes(
     write_atomically(path, lambda temporary: temporary.write_bytes(content), REMEDY)
 
 # %% ../nbs/foundations/03_training.ipynb #7582f7bd
-def cache_folder() -> Path:
-    "`$HOWVITS_CACHE`, or else the platform's cache folder for howvits."
-    return Path(os.environ.get("HOWVITS_CACHE") or user_cache_dir("howvits")).expanduser()
-
-
 def run_folder(
     config: RunConfig,
     cache: Path | None = None,  # default: `cache_folder()`
@@ -535,11 +530,11 @@ class Run:
     "A finished run."
     config: RunConfig
     metrics: dict  # error, nll, ece, ... on `evaluated_on`; nll_train; images_per_second
-    checkpoint: Path  # the final weights
+    checkpoint: Path | None  # the final weights; None: recorded, and the weights are not on this machine
     snapshots: dict  # name -> path; "early" (after warm-up), "late" (the end), and others that were asked for
     seconds: float  # spent in training steps, interruptions not counted
-    losses: Tensor  # (steps,) the training loss of each step
-    record: dict  # run.json: also when, where and from which sources the run was made
+    losses: Tensor | None  # (steps,) the training loss of each step; None: not on this machine
+    record: dict  # run.json, or the row of the record: also when, where and from which sources the run was made
 
 
 def load_run(config: RunConfig, folder: Path) -> Run:
@@ -556,6 +551,16 @@ def load_run(config: RunConfig, folder: Path) -> Run:
         return Run(config, record["metrics"], snapshots["late"], snapshots, record["seconds"], losses, record)
     except Exception as error:
         raise ValueError(f"the run in {folder} is damaged ({error}): delete that folder to train it again.") from error
+
+# %% ../nbs/foundations/03_training.ipynb #3f1ecc58
+def recorded_run(
+    config: RunConfig,
+    row: dict,  # of the record
+) -> Run:
+    "A run as the record knows it."
+    snapshots = {name: kept_path(config.key, name) for name in json.loads(row["snapshots"])}
+    snapshots = {name: path for name, path in snapshots.items() if path.is_file()}
+    return Run(config, {**row, "accuracy": 1 - row["error"]}, snapshots.get("late"), snapshots, row["seconds"], None, row)
 
 # %% ../nbs/foundations/03_training.ipynb #4bdbb336
 def finish(trainer: Trainer, folder: Path):
@@ -664,11 +669,14 @@ def fit(
     accumulate: int = 1,  # parts that each process works on its share of a batch in, to save memory
     compile: bool = False,  # by torch.compile: slow to start, then faster
     workers: int = 0,  # processes that draw batches ahead of time
+    again: bool = False,  # do not ask the record: train what the cache lacks, to have the weights or to see whether it comes out the same
 ) -> Run:
-    "The run of a configuration: from the cache if it is finished, else resumed or trained. Raises `OSError` if the cache cannot be written."
+    "The run of a configuration: from the cache or the record if it is finished, else resumed or trained. Raises `OSError` if the cache cannot be written."
     data = load_dataset(config.dataset, config.split, subset=config.subset, augment=config.augment, seed=config.seed)
     config = replace(config, dataset=data.name)  # what was really found
     folder, first = run_folder(config, cache), processes()[0] == 0
+    if not again and not from_first((folder / "run.json").exists) and (row := from_first(lambda: find_run(config.key))):
+        return recorded_run(config, row)
     if first:
         claim_folder(config, folder)
     if from_first((folder / "run.json").exists):

@@ -66,7 +66,7 @@ def test_a_recorded_run_comes_out_the_same_when_it_is_trained_again(tmp_path):
     runs = read_runs(record_folder())
     if not len(runs): pytest.skip("nothing is recorded yet")
     recorded = runs.sort_values(["images_seen", "parameters"]).iloc[0]
-    again = record_row(fit(from_canonical(recorded["config"]), cache=tmp_path, progress=False))
+    again = record_row(fit(from_canonical(recorded["config"]), cache=tmp_path, progress=False, again=True))
     assert again["key"] == recorded["key"] and again["n"] == recorded["n"]
     if json.loads(again["snapshots"]) == json.loads(recorded["snapshots"]): assert again["error"] == recorded["error"]
     else:
