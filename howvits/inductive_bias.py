@@ -11,6 +11,7 @@ import torch
 from matplotlib.ticker import PercentFormatter
 from scipy import stats
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,7 +28,7 @@ def measure_cost(
 ) -> dict:  # parameters, multiply_adds (per image, in a forward pass)
     "What a network costs."
     parameter = next(model.parameters())
-    with evaluation_mode(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused attention goes uncounted
         model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
     return {"parameters": sum(p.numel() for p in model.parameters()), "multiply_adds": counter.get_total_flops() // 2}
 
@@ -81,15 +82,15 @@ def plot_trends(
     table: pd.DataFrame,  # one row per run: model, x, error, nll_train
     x: str,               # what was varied
     axes=None,            # two Axes; default: a new figure's
-    label: str | None = None,
+    xlabel: str | None = None,
     **style,              # changes to the lines
 ) -> list[plt.Axes]:
     "Test error, and training NLL, over what was varied; small points are runs."
     axes = plt.subplots(1, 2, figsize=(6.4, 3.0))[1] if axes is None else axes
     for ax, (value, title) in zip(axes, (("error", "test error"), ("nll_train", "training NLL"))):
         for name, group in table.groupby("model", sort=False):
-            plot_band(over_seeds(group, [x], value), x, model=name, ax=ax, **{"label": name, **style})
+            plot_band(over_seeds(group, [x], value), x, model=name, ax=ax, **style)
             ax.plot(group[x], group[value], ".", color=line_style(name)["color"], markersize=3, alpha=0.5)
-        ax.set(xscale="log", xlabel=label or x, ylabel=title)
+        ax.set(xscale="log", xlabel=xlabel or x, ylabel=title)
     axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     return list(axes)

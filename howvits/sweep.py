@@ -135,8 +135,8 @@ def cells_of(
     seeds, where = {}, {}
     for claim in claims:
         for component in claim.components:
-            for cell in component.cells:
-                look = 2 if claim.id in extended and component.decides else 1
+            for cell in (*component.cells, *component.pool):  # those of the pool share the variance
+                look = 2 if claim.id in extended and component.decides and cell in component.cells else 1
                 where[cell.label] = cell.where
                 seeds[cell.label] = max(look * cell.seeds, seeds.get(cell.label, 0))
     return [(where[label], seeds[label]) for label in sorted(where, key=lambda label: label not in ZOO)]

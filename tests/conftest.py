@@ -1,6 +1,8 @@
 """What several test files share."""
 import importlib.util
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +27,15 @@ def load_build(root: Path = ROOT):
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def run_chapter(chapter, folder, *parameters):
+    "`papermill nbs/CHAPTER.ipynb -p ...` in an empty folder, without an output path."
+    line = [str(Path(sys.executable).with_name("papermill")), str(ROOT / "nbs" / f"{chapter}.ipynb")]
+    for name, value in parameters: line += ["-p", name, str(value)]
+    # ipykernel keeps no copy of the terminal where it believes that it is itself under test
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"} | {"TQDM_DISABLE": "1"}
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
 
 
 @pytest.fixture(scope="session")

@@ -7,30 +7,23 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import ROOT, run_chapter
 
-ROOT = Path(__file__).resolve().parent.parent
+from howvits.sweep import verdicts
+
 CHAPTER = ROOT / "nbs" / "05_fourier.ipynb"
-
-
-def papermill(folder, *parameters):
-    "`papermill nbs/05_fourier.ipynb -p ...` in an empty folder, without an output path."
-    line = [str(Path(sys.executable).with_name("papermill")), str(CHAPTER)]
-    for name, value in parameters: line += ["-p", name, str(value)]
-    # ipykernel keeps no copy of the terminal where it believes that it is itself under test
-    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"} | {"TQDM_DISABLE": "1"}
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
 
 
 @pytest.mark.parametrize("model, kinds, trained", [("swin", {"msa", "mlp"}, True), ("resnet18", {"conv"}, False)])
 def test_leaves_figure_table_and_record(tmp_path, model, kinds, trained):
-    done = papermill(tmp_path, ("model", model), ("images", 24))
+    done = run_chapter("05_fourier", tmp_path, ("model", model), ("images", 24))
     assert done.returncode == 0, done.stderr[-2000:]
     out = tmp_path / "runs" / "05_fourier" / model
     assert f"are in {out.relative_to(tmp_path)}" in done.stderr  # said at the terminal
     record = json.loads((out / "run.json").read_text())
     assert record["parameters"]["model"] == model and record["images"] == 24
     assert record["networks"][0]["trained"] is trained
-    assert {c["id"]: c["verdict"] for c in record["claims"]} == dict.fromkeys(["F1", "F2", "F3", "F4"], "no verdict")
+    assert {c["id"]: c["verdict"] for c in record["claims"]} == {i: v.overall for i, v in verdicts("05_fourier").items()}  # the record's, whatever is measured here
     assert (out / "figure.png").stat().st_size > 5_000
     table = pd.read_csv(out / "table.csv")
     assert set(table["kind"]) == kinds and table["frequency"].max() == 1 and table["delta_log_amplitude"].notna().all()
@@ -48,7 +41,7 @@ def test_leaves_figure_table_and_record(tmp_path, model, kinds, trained):
     ([("model", "vit"), ("checkpoint", "lost.safetensors")], "no checkpoint at"),
 ])
 def test_bad_parameters_stop_the_run(tmp_path, parameters, sentence):
-    done = papermill(tmp_path, *parameters)
+    done = run_chapter("05_fourier", tmp_path, *parameters)
     assert done.returncode != 0
     assert sentence in done.stderr
     assert not list(tmp_path.glob("runs/**/*.json"))

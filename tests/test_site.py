@@ -246,12 +246,13 @@ def test_page_can_be_downloaded_as_a_notebook_that_is_one(site):
             nbformat.validate(nbformat.read((html / f"{page}.html").parent / link, as_version=4))
 
 
-def test_chapter_on_fourier_has_numbered_figures_and_its_claims(site):
-    article = site[1]["book/chapters/05_fourier"].find("article")
+@pytest.mark.parametrize("chapter, claims", [("02_inductive_bias", "I1 I2 I3 I4 I5 I6 I7"), ("05_fourier", "F1 F2 F3 F4")])
+def test_chapter_has_numbered_figures_and_its_claims(site, chapter, claims):
+    article = site[1][f"book/chapters/{chapter}"].find("article")
     captions = [figure.figcaption.get_text() for figure in article.find_all("figure") if figure.figcaption]
     assert captions and all(re.match(r"\s*Fig\. \d", caption) for caption in captions)
     boxes = " ".join(box.get_text() for box in article.find_all(class_="claim-box"))
-    assert all(claim in boxes for claim in ("F1", "F2", "F3", "F4"))
+    assert all(claim in boxes for claim in claims.split())
 
 
 # The site in a browser
@@ -313,9 +314,10 @@ def test_contents_lead_through_the_book(site, browser):
     visit.tab.close()
 
 
-def test_chapter_on_fourier_shows_its_figures_and_claims(site, browser):
+@pytest.mark.parametrize("chapter", ["02_inductive_bias", "05_fourier"])
+def test_chapter_shows_its_figures_and_claims(site, browser, chapter):
     visit = Visit(browser, 1440)
-    visit.tab.goto((site[0] / "book/chapters/05_fourier.html").as_uri())
+    visit.tab.goto((site[0] / f"book/chapters/{chapter}.html").as_uri())
     visit.settle()
     for what in ("article figure img", "article figcaption", "article .claim-box"):
         assert visit.tab.locator(what).count() and visit.tab.locator(what).first.is_visible(), what

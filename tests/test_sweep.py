@@ -8,14 +8,15 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from howvits.claims import load_claims
 from howvits.data import DATASETS, ImageDataset
-from howvits.record import read_runs
-from howvits.sweep import PRESETS, Clock, Planned, config_of, in_processes, main, plan, still_to_do, train_all
-from howvits.training import RunConfig, Trainer, train_step
+from howvits.record import add_run, read_runs
+from howvits.sweep import PRESETS, Clock, Planned, config_of, in_processes, main, plan, still_to_do, train_all, verdicts
+from howvits.training import RunConfig, Trainer, canonical, train_step
 
 TINY = RunConfig("vit", dict(embed_dim=16, depth=1, num_heads=2), "fashion_mnist_mini", subset=0.02, augment="weak", mixup=0.0, cutmix=0.0, images=192)
 
@@ -147,3 +148,41 @@ def test_two_steps_of_every_paper_configuration(preset, model):
 def test_every_claim_of_chapter_02_can_be_planned():
     claims = [claim for claim in load_claims().values() if claim.chapter == "02_inductive_bias"]
     for preset in ("small", "paper"): assert plan(claims, read_runs(), preset)[1] == []
+
+
+def made_up_record(claims, measure):
+    "A record in which every run that the claims need has the numbers that `measure(condition, seed)` gives."
+    now = "2100-01-01T00:00:00+00:00"
+    for _ in range(2):  # the trials, then the runs whose learning rate they settle
+        for run in still_to_do(claims)[0]:
+            error, nll_train = measure(run.where, run.seed)
+            add_run(dict(key=run.config.key, config=canonical(run.config), evaluated_on="test", error=round(error * 2000) / 2000, n=2000, nll=2 * error, ece=0.02, confidence=0.9,
+                         nll_train=nll_train, parameters=300_000, images_seen=50_000, images_per_second=400.0, seconds=125.0, started=now, finished=now, device="made up", threads=1,
+                         versions="{}", commit=None, snapshots=json.dumps({"late": "0" * 64})))
+
+
+def as_claimed(where, seed):
+    "Error and training NLL in which every claim of chapter 02 is true, with some noise from run to run."
+    rng = np.random.default_rng([seed, *str(sorted(where.items())).encode()])
+    bias = {"resnet": -0.5, "resnext": -0.5, "swin": -0.3, "pit": -0.2, "vit": 0.9}.get(where["model"], 0)
+    more = 0.3 * bool(where.get("patch")) - 0.3 * np.log(where.get("subset", 1) * where.get("length", 1)) - 0.05 * np.log(where.get("subset", 1))
+    convolution = -0.2 * where["model"].startswith("resne")
+    return 1 / (1 + np.exp(1.5 - bias - more - convolution + 0.03 * rng.standard_normal())), np.exp(0.3 * (bias + more) + 0.01 * rng.standard_normal())
+
+
+def test_from_a_record_to_verdicts(places):
+    "Made-up runs in which all is as claimed."
+    claims = [claim for claim in load_claims().values() if claim.chapter == "02_inductive_bias"]
+    made_up_record(claims, as_claimed)
+    assert still_to_do(claims) == ([], [], [])
+    assert {i: v.overall for i, v in verdicts("02_inductive_bias").items()} == dict.fromkeys(["I1", "I2", "I3", "I4", "I5", "I6", "I7"], "holds")
+
+
+def test_an_inconclusive_claim_is_extended_once(places):
+    claim = [load_claims()["I5"]]
+    made_up_record(claim, lambda where, seed: (0.3 + 0.02 * (seed % 5), 1.0 + 0.1 * (seed % 5)))
+    assert verdicts("02_inductive_bias")["I5"].overall == "inconclusive"
+    now = still_to_do(claim)[0]
+    assert sorted({run.seed for run in now if run.where.get("patch") == 8}) == [5, 6, 7, 8, 9] and len(now) == 8 + 5 + 5
+    made_up_record(claim, lambda where, seed: (0.3 + 0.02 * (seed % 5), 1.0 + 0.1 * (seed % 5)))
+    assert still_to_do(claim)[0] == [] and verdicts("02_inductive_bias")["I5"].look == 2
