@@ -6,7 +6,7 @@
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'CHANGES', 'Preset', 'set_to', 'multiply', 'set_argument', 'config_of', 'trials',
            'choose_rate', 'Planned', 'cells_of', 'plan', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one',
            'in_processes', 'on_ray', 'keep', 'is_kept', 'weights_of', 'measure_all', 'measure_one', 'images_of',
-           'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all', 'main']
+           'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -33,7 +33,7 @@ from .claims import Claim, Verdict, find_claim, load_claims, verdict
 from .data import DATASETS, load_dataset
 from .models import ZOO, create_model, save_checkpoint
 from .record import COLUMNS, add_measures, add_run, kept_path, read_measures, read_runs, record_folder
-from .training import Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder
+from .training import RECIPE, Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder
 
 # %% ../nbs/foundations/12_sweep.ipynb #bd27827d
 @dataclass(frozen=True)
@@ -312,6 +312,13 @@ def images_of(config: RunConfig) -> float:
     return config.images or config.epochs * counts * (0.9 if config.split == "fit" else 1) * (config.subset or 1)
 
 
+def of_this_version(
+    runs: pd.DataFrame,  # the record
+) -> pd.Series:  # of bool
+    "Which runs were made by this version of the recipe. Others keep their rows, and are no evidence here."
+    return runs["config"].map(lambda text: json.loads(text)["recipe"] == RECIPE).astype(bool)
+
+
 def _alike(config): return config.model, tuple(sorted(config.model_args.items())), config.dataset, config.precision
 
 
@@ -319,8 +326,9 @@ class Clock:
     "Expected times of runs."
 
     def __init__(self, runs: pd.DataFrame):  # the record
-        configs = [from_canonical(text) for text in runs["config"]]
-        speeds = pd.Series(runs["images_per_second"].to_list(), index=[str(_alike(c)) for c in configs], dtype=float)
+        ours = runs[of_this_version(runs)]
+        names = [str(_alike(from_canonical(text))) for text in ours["config"]]
+        speeds = pd.Series(ours["images_per_second"].to_list(), index=names, dtype=float)
         self.speeds = speeds.groupby(level=0).median().to_dict()
 
     def seconds(self, config: RunConfig) -> float:
@@ -408,6 +416,7 @@ def main(arguments: list[str] | None = None) -> int:  # exit status
         todo = still_to_do(claims, args.preset)
     except (ValueError, OSError) as e: parser.error(str(e))
     clock, failed = Clock(read_runs()), {}
+    if others := int((~of_this_version(read_runs())).sum()): print(f"{others} recorded runs are of another version of the recipe, and do not count here.")
     print(describe(*todo, clock, args.jobs), flush=True)
     if args.dry_run: return 0
     on = partial(on_ray, address=None if args.ray == "local" else args.ray, gpus=args.gpus) if args.ray else partial(in_processes, jobs=args.jobs)

@@ -1,6 +1,7 @@
 """Many runs: on this machine, on a Ray cluster whose worker is killed, and the papers' own configurations."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import torch
 
 from howvits.claims import load_claims
 from howvits.data import DATASETS, ImageDataset
+from howvits.models import create_model
 from howvits.record import add_run, read_runs
 from howvits.sweep import PRESETS, Clock, Planned, config_of, in_processes, main, plan, still_to_do, train_all, verdicts
-from howvits.training import RunConfig, Trainer, canonical, train_step
+from howvits.training import RunConfig, Trainer, canonical, fit, train_step
 
 TINY = RunConfig("vit", dict(embed_dim=16, depth=1, num_heads=2), "fashion_mnist_mini", subset=0.02, augment="weak", mixup=0.0, cutmix=0.0, images=192)
 
@@ -43,6 +45,17 @@ def test_failed_runs_are_named_and_the_others_recorded(places):
     failed = train_all(planned([bad, *good]), partial(in_processes, jobs=2), clock(), 2)
     assert list(failed) == [f"vit, subset 0.02, lr {1e12}, seed 0"] and "lower the learning rate" in str(*failed.values())
     assert sorted(read_runs()["key"]) == sorted(config.key for config in good)
+
+
+def test_weights_of_the_zoos_seeds_are_kept(places):
+    train_all([Planned({"model": "vit"}, 0, TINY), *planned([replace(TINY, seed=1)])], partial(in_processes, jobs=1), clock(), 1)
+    kept = sorted((places / "record" / "checkpoints").glob("*.safetensors"))
+    assert [path.stem for path in kept] == [f"{TINY.key}-early", f"{TINY.key}-late"]  # not those of seed 1, which is under another condition
+    shutil.rmtree(places / "cache")
+    run = fit(TINY, progress=False)  # known to the record, and its weights are kept
+    assert run.metrics["error"] == read_runs().set_index("key").loc[TINY.key, "error"] and not (places / "cache").exists()
+    weights = create_model("vit", checkpoint=run.checkpoint).state_dict()
+    assert all(torch.equal(tensor, tensor.half().float()) for tensor in weights.values())
 
 
 def test_dry_run_prints_the_plan_and_trains_nothing(places, capsys, monkeypatch):
