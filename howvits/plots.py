@@ -18,7 +18,7 @@ import pandas as pd
 
 # %% auto #0
 __all__ = ['STYLE', 'FAMILIES', 'COLOURS', 'GREY', 'BLUE', 'OUTCOMES', 'use_style', 'family_of', 'line_style', 'plot_band',
-           'step_edges', 'shade_steps', 'forest_table', 'plot_forest', 'save_figure']
+           'step_edges', 'shade_steps', 'forest_table', 'plot_forest', 'say_empty', 'save_figure']
 
 # %% ../nbs/foundations/06_plots.ipynb #ab82f98e
 STYLE = {
@@ -170,6 +170,18 @@ def _forest_axes(ax, table):
     marks = [Line2D([], [], color="#767676", linewidth=0.8, linestyle=":", label="smallest detectable")]
     if table["paper"].notna().any(): marks.append(Line2D([], [], color="black", marker="d", fillstyle="none", linestyle="", label="the paper's value"))
     ax.legend(handles=marks, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False, fontsize=9)
+
+# %% ../nbs/foundations/06_plots.ipynb #edaf5d4f
+def say_empty(
+    figure: plt.Figure,
+    text: str = "no runs yet",
+) -> plt.Figure:  # the same
+    "Write `text` into those axes of a figure that have nothing drawn in them."
+    for ax in figure.axes:
+        if ax.has_data(): continue
+        ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=GREY)
+        ax.set(xticks=[], yticks=[])
+    return figure
 
 # %% ../nbs/foundations/06_plots.ipynb #82aec647
 def save_figure(
