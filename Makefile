@@ -16,10 +16,11 @@ test: $(INSTALLED)
 
 # Train what the claims need and the record lacks: make runs CLAIM="I3 I4" PRESET=small DRY=1 JOBS=2
 runs: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m howvits.sweep $(if $(CLAIM),--claim $(CLAIM)) $(if $(PRESET),--preset $(PRESET)) $(if $(JOBS),--jobs $(JOBS)) $(if $(DRY),--dry-run)
+	OMP_NUM_THREADS=1 $(BIN)/python -m howvits.sweep $(if $(CLAIM),--claim $(CLAIM)) $(if $(PRESET),--preset $(PRESET)) $(if $(JOBS),--jobs $(JOBS)) $(if $(filter-out 0,$(DRY)),--dry-run)
 
 # Measure the recorded runs for a chapter: make measures CHAPTER=05_fourier
 measures: $(INSTALLED)
+	@$(if $(CHAPTER),,echo "Name the chapter: make measures CHAPTER=05_fourier"; exit 1)
 	$(BIN)/python -m howvits.sweep --measure $(CHAPTER)
 
 # Train the networks that ship with the package.

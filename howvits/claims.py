@@ -575,9 +575,9 @@ class Verdict:
 
 # %% ../nbs/foundations/05_claims.ipynb #d7ec4a7f
 def _look(claim, table, look, level):
-    "The table of components at one look; a component that decides nothing is left out if its runs are not there."
-    ready = [c for c in claim.components if not _missing(c, table, look)]
-    return pd.DataFrame([judge(c, *estimate(c, _evidence(table), look), level) for c in ready])
+    "The table of components at one look. One that decides nothing is not extended, and is left out if its runs are not there."
+    looks = [(c, next((n for n in ((look,) if c.decides else (look, 1)) if not _missing(c, table, n)), 0)) for c in claim.components]
+    return pd.DataFrame([judge(c, *estimate(c, _evidence(table), n), level) for c, n in looks if n])
 
 
 def _deciding(components): return overall(components.loc[components["decides"], "outcome"])

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'CHANGES', 'Preset', 'set_to', 'multiply', 'set_argument', 'config_of', 'trials',
            'choose_rate', 'Planned', 'cells_of', 'plan', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one',
-           'in_processes', 'on_ray', 'keep', 'is_kept', 'weights_of', 'measure_all', 'measure_one', 'images_of',
-           'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all', 'main']
+           'in_processes', 'on_ray', 'keep', 'is_kept', 'weights_of', 'measure_all', 'measure_command', 'measure_one',
+           'images_of', 'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all', 'make_parser',
+           'refused', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -16,12 +17,14 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from fractions import Fraction
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
@@ -29,9 +32,9 @@ import timm
 import torch
 from tqdm import tqdm
 
-from .claims import Claim, Verdict, find_claim, load_claims, verdict
-from .data import DATASETS, load_dataset
-from .models import ZOO, create_model, save_checkpoint
+from .claims import Claim, Verdict, find_claim, load_claims, missing_runs, verdict
+from .data import DATASETS, check_choice, load_dataset
+from .models import ZOO, create_model, load_checkpoint, save_checkpoint
 from .record import COLUMNS, add_measures, add_run, kept_path, read_measures, read_runs, record_folder
 from .training import RECIPE, Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder
 
@@ -42,15 +45,16 @@ class Preset:
     recipe: dict  # fields of `RunConfig`
     rates: tuple  # learning rates to choose from on the validation split; a single one is taken as it is
     models: dict = field(default_factory=dict)  # name in the claims table: name in the registry, where they differ
+    unlike: tuple = ()  # conditions whose standard is another one here than in the claims table
 
 
 LIGHT = dict(augment="weak", mixup=0.0, cutmix=0.0)
 HEAVY = {name: RunConfig.__dataclass_fields__[name].default for name in LIGHT}  # A.1
 PRESETS = {
     "small": Preset(dict(dataset="fashion_mnist_mini", epochs=5.0, warmup=0.05, precision="bfloat16", **LIGHT), rates=(3e-4, 1e-3, 3e-3)),
-    "paper": Preset(dict(dataset="cifar100", epochs=300.0), rates=(1.25e-4,),
+    "paper": Preset(dict(dataset="cifar100", epochs=300.0), rates=(1.25e-4,), unlike=("augment", "patch"),
                     models=dict(resnet="resnet_50", vit="vit_ti", pit="pit_ti", swin="swin_ti", resnext="resnext_50", mixer="mixer_ti")),
-    "paper-imagenet": Preset(dict(dataset="imagenet", epochs=300.0, batch_size=128), rates=(1.25e-4,),
+    "paper-imagenet": Preset(dict(dataset="imagenet", epochs=300.0, batch_size=128), rates=(1.25e-4,), unlike=("augment", "patch"),
                              models=dict(resnet="resnet50", vit="vit_tiny_patch16_224", pit="pit_ti_224", swin="swin_tiny_patch4_window7_224", resnext="resnext50_32x4d", mixer="mixer_s16_224")),
 }
 
@@ -88,8 +92,8 @@ def config_of(
     "The training run of a condition. Raises `ValueError` for a condition that nothing here can make yet."
     setting = PRESETS[preset]
     name = setting.models.get(where["model"], where["model"])
-    unknown = [c for c in where if c not in ("model", *CHANGES)] + [name] * (not timm.is_model(name))
-    if unknown: raise ValueError(f"nothing makes {', '.join(unknown)} yet (condition {where}).")
+    unknown = [c for c in where if c not in ("model", *CHANGES) or c in setting.unlike] + [name] * (not timm.is_model(name))
+    if unknown: raise ValueError(f"nothing makes {', '.join(unknown)} yet (condition {where}, preset {preset}).")
     config = RunConfig(name, lr=rate, seed=seed, channels_last="resne" in name, **setting.recipe)
     for condition, value in where.items():
         if condition != "model": config = CHANGES[condition](config, value)
@@ -148,7 +152,7 @@ def plan(
     preset: str = "small",
     extended: set[str] = frozenset(),
 ) -> tuple[list[Planned], list[str]]:  # the runs, in order of need; and what nothing can make yet
-    "All runs that some claims need, recorded or not."
+    "All runs that some claims need, recorded or not. Raises `ValueError` if two conditions come to the same run."
     planned, impossible, rates = [], [], {}
     for where, seeds in cells_of(claims, extended):
         try:
@@ -159,6 +163,10 @@ def plan(
                 planned += [Planned({"model": model, "trial at lr": c.lr}, c.seed, c) for c in trials(model, preset)]
             planned += [Planned(where, seed, rates[model] and config_of(where, seed, rates[model], preset)) for seed in range(seeds)]
         except ValueError as e: impossible.append(str(e))
+    by_key = {}
+    for run in planned:
+        if run.config and (other := by_key.setdefault(run.config.key, run)) is not run:
+            raise ValueError(f"two conditions come to the same run: {other}; and {run}.")
     return sorted(planned, key=lambda p: "trial at lr" not in p.where), impossible
 
 # %% ../nbs/foundations/12_sweep.ipynb #75c1f7ae
@@ -221,13 +229,12 @@ def in_processes(
 ) -> Iterator:  # (configuration, row or exception), as they finish
     "Train on this machine."
     work = partial(train_one, threads=max(1, os.cpu_count() // jobs))
+    left, running = iter(configs), {}
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(work, config): config for config in configs}
-        try:
-            for future in as_completed(futures): yield futures[future], future.exception() or future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        while True:  # no more are handed over than can run, so that nothing begins after an interruption
+            running |= {pool.submit(work, config): config for config in islice(left, jobs - len(running))}
+            if not running: return
+            for future in wait(running, return_when=FIRST_COMPLETED).done: yield running.pop(future), future.exception() or future.result()
 
 # %% ../nbs/foundations/12_sweep.ipynb #0e777df9
 def on_ray(
@@ -237,8 +244,7 @@ def on_ray(
     gpus: float = 0,  # of a run; half a GPU lets two runs share one
 ) -> Iterator:  # (configuration, row or exception), as they finish
     "Train as tasks of Ray."
-    try: import ray
-    except ImportError: raise ImportError("Ray is not installed: pip install howvits[sweep], or leave out --ray.") from None
+    import ray
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(train_one)
     pending = {task.remote(config, threads): config for config in configs}
@@ -258,14 +264,15 @@ def keep(
     for name in ("early", "late"):
         path = kept_path(config.key, name, folder)
         if path.is_file(): continue
-        model = create_model(config.model, checkpoint=run.snapshots[name])
-        save_checkpoint(model, path, name=config.model, args=config.model_args, dataset=config.dataset, num_classes=10, half=True,
-                        run=config.key, seed=config.seed, snapshot=name)
+        classes = load_checkpoint(run.snapshots[name])[1]["num_classes"]
+        save_checkpoint(create_model(config.model, checkpoint=run.snapshots[name]), path, name=config.model, args=config.model_args, dataset=config.dataset,
+                        num_classes=classes, half=True, run=config.key, seed=config.seed, snapshot=name)
 
 
 def is_kept(planned: Planned) -> bool:
     "Whether the record keeps the weights of a run."
-    return set(planned.where) == {"model"} and planned.where["model"] in ZOO and planned.seed < 8
+    small = planned.config.dataset == PRESETS["small"].recipe["dataset"]
+    return small and set(planned.where) == {"model"} and planned.where["model"] in ZOO and planned.seed < 8
 
 # %% ../nbs/foundations/12_sweep.ipynb #2dc9c26d
 def weights_of(
@@ -284,7 +291,10 @@ def measure_all(
     folder: Path | None = None,  # of the record
 ) -> list[str]:  # runs whose weights are not here
     "Measure, and record, what a chapter's claims still need of the recorded runs."
-    module = import_module(f"howvits.{chapter.split('_', 1)[1]}")
+    check_choice(chapter, sorted({claim.chapter for claim in load_claims().values()}), "chapter")
+    name = chapter.split("_", 1)[1]
+    module = import_module(f"howvits.{name}") if find_spec(f"howvits.{name}") else None
+    if not hasattr(module, "measure_run"): raise ValueError(f"nothing is measured for {chapter}: its claims rest on the record alone, or the chapter is still to be written.")
     claims = [claim for claim in load_claims().values() if claim.chapter == chapter]
     runs, known, lost = read_runs(folder), read_measures(chapter, folder), []
     planned, _ = plan(claims, runs, preset, {claim.id for claim in claims})
@@ -295,6 +305,13 @@ def measure_all(
         if path is None: lost.append(str(run))
         else: add_measures(chapter, measure_one(module, run.config, path), folder)
     return lost
+
+
+def measure_command(chapter: str, preset: str) -> int:  # exit status
+    "Measure, and say what could not be."
+    lost = measure_all(chapter, preset)
+    for run in lost: print(f"{run}: its weights are not on this machine; python -m howvits.sweep --again trains them", file=sys.stderr)
+    return 1 if lost else 0
 
 
 def measure_one(module, config: RunConfig, path: Path) -> list[dict]:  # rows of `MEASURES`
@@ -319,7 +336,7 @@ def of_this_version(
     return runs["config"].map(lambda text: json.loads(text)["recipe"] == RECIPE).astype(bool)
 
 
-def _alike(config): return config.model, tuple(sorted(config.model_args.items())), config.dataset, config.precision
+def _alike(config): return config.model, tuple(sorted(config.model_args.items())), config.dataset, config.precision, config.augment
 
 
 class Clock:
@@ -352,12 +369,14 @@ def still_to_do(
     claims: list[Claim],
     preset: str = "small",
     folder: Path | None = None,  # of the record
+    again: bool = False,  # also recorded runs whose weights are not on this machine
 ) -> tuple[list[Planned], list[Planned], list[str]]:  # to train now; to be settled later; impossible yet
     "What the claims need and the record lacks."
     runs = read_runs(folder)
     planned, impossible = plan(claims, runs, preset, to_extend(claims, preset, folder))
-    known, unique = set(runs["key"]), {p.config.key: p for p in reversed(planned) if p.config}
-    return [p for p in reversed(unique.values()) if p.config.key not in known], [p for p in planned if not p.config], impossible
+    known = set(runs["key"])
+    if again: known = {p.config.key for p in planned if p.config and p.config.key in known and weights_of(p.config, folder=folder)}
+    return [p for p in planned if p.config and p.config.key not in known], [p for p in planned if not p.config], impossible
 
 # %% ../nbs/foundations/12_sweep.ipynb #3cb66339
 def describe(
@@ -384,10 +403,11 @@ def train_all(
     with tqdm(total=round(total / jobs), unit="s", bar_format="{desc} |{bar:20}| {postfix}") as bar:
         for done, (config, row) in enumerate(train([p.config for p in planned]), start=1):
             run = by_key[config.key]
-            if isinstance(row, BaseException): failed[str(run)] = row
-            else:
+            try:
+                if isinstance(row, BaseException): raise row
+                if is_kept(run): keep(config, folder)  # first: a run that is recorded is not trained again
                 add_run(row, folder)
-                if is_kept(run): keep(config, folder)
+            except Exception as error: failed[str(run)] = error
             bar.update(clock.seconds(config) / jobs)
             end = datetime.now() + timedelta(seconds=max(0, bar.total - bar.n) * bar.format_dict["elapsed"] / max(bar.n, 1e-9))
             bar.set_description_str(f"{done} of {len(planned)} runs")
@@ -395,8 +415,8 @@ def train_all(
     return failed
 
 # %% ../nbs/foundations/12_sweep.ipynb #5dc838b9
-def main(arguments: list[str] | None = None) -> int:  # exit status
-    "Train what the claims need; see `python -m howvits.sweep --help`."
+def make_parser() -> argparse.ArgumentParser:
+    "The options of the command."
     parser = argparse.ArgumentParser(prog="python -m howvits.sweep", description="Train the runs that the claims need and the record lacks.")
     parser.add_argument("--claim", nargs="+", metavar="ID", help="only for these claims, such as I3 (default: all)")
     parser.add_argument("--preset", choices=PRESETS, default="small", help="small, or the papers' own experiments")
@@ -404,16 +424,33 @@ def main(arguments: list[str] | None = None) -> int:  # exit status
     parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help="train on a Ray cluster: at this address, or a local one")
     parser.add_argument("--gpus", type=float, default=0, help="GPUs per run, on Ray")
     parser.add_argument("--measure", metavar="CHAPTER", help="measure the recorded runs for a chapter, such as 05_fourier, and train nothing")
+    parser.add_argument("--again", action="store_true", help="train also recorded runs whose weights are not on this machine")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its expected time only")
+    return parser
+
+
+def refused(
+    claims: list[Claim],
+    preset: str,
+) -> list[str]:  # a sentence for each claim that has some
+    "Recorded runs that may not count for a claim."
+    runs = evidence(claims, preset)
+    counts = {claim.id: (missing_runs(claim, runs)["why"] == "older than the claim").sum() for claim in claims}
+    return [f"{i}: {n} values come from runs that are older than the claim, and do not count; another run of the same key cannot be recorded." for i, n in counts.items() if n]
+
+
+def main(arguments: list[str] | None = None) -> int:  # exit status
+    "Train what the claims need; see `python -m howvits.sweep --help`."
+    parser = make_parser()
     args = parser.parse_args(arguments)
-    if args.measure:
-        lost = measure_all(args.measure, args.preset)
-        for run in lost: print(f"{run}: its weights are not on this machine; make runs trains it again", file=sys.stderr)
-        return 1 if lost else 0
+    if args.jobs < 1: parser.error("--jobs must be at least 1.")
+    if args.ray and find_spec("ray") is None: parser.error("Ray is not installed: pip install howvits[sweep], or leave out --ray.")
     try:
-        claims = [find_claim(i) for i in args.claim] if args.claim else list(load_claims().values())
+        if args.measure is not None: return measure_command(args.measure, args.preset)
+        claims = [find_claim(i.upper()) for i in args.claim] if args.claim else list(load_claims().values())
         load_dataset(PRESETS[args.preset].recipe["dataset"], "train")
-        todo = still_to_do(claims, args.preset)
+        todo = still_to_do(claims, args.preset, again=args.again)
+        for sentence in refused(claims, args.preset): print(sentence)
     except (ValueError, OSError) as e: parser.error(str(e))
     clock, failed = Clock(read_runs()), {}
     if others := int((~of_this_version(read_runs())).sum()): print(f"{others} recorded runs are of another version of the recipe, and do not count here.")
@@ -423,10 +460,11 @@ def main(arguments: list[str] | None = None) -> int:  # exit status
     try:
         while now := [p for p in todo[0] if str(p) not in failed]:
             failed |= train_all(now, on, clock, args.jobs)
-            todo = still_to_do(claims, args.preset)
+            todo = still_to_do(claims, args.preset, again=args.again)
     except KeyboardInterrupt:
         print("Stopped. The same command goes on from here.")
         return 130
+    except ConnectionError as e: parser.error(f"no Ray cluster answers at {args.ray}: {e}")
     for run, error in failed.items(): print(f"{run} failed: {error}", file=sys.stderr)
     return 1 if failed else 0
 

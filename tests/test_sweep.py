@@ -17,7 +17,7 @@ from howvits.claims import load_claims
 from howvits.data import DATASETS, ImageDataset
 from howvits.models import create_model
 from howvits.record import add_run, read_runs
-from howvits.sweep import PRESETS, Clock, Planned, config_of, in_processes, main, plan, still_to_do, train_all, verdicts
+from howvits.sweep import PRESETS, Clock, Planned, config_of, in_processes, main, plan, still_to_do, train_all, train_one, verdicts
 from howvits.training import RunConfig, Trainer, canonical, fit, train_step
 
 TINY = RunConfig("vit", dict(embed_dim=16, depth=1, num_heads=2), "fashion_mnist_mini", subset=0.02, augment="weak", mixup=0.0, cutmix=0.0, images=192)
@@ -160,7 +160,34 @@ def test_two_steps_of_every_paper_configuration(preset, model):
 
 def test_every_claim_of_chapter_02_can_be_planned():
     claims = [claim for claim in load_claims().values() if claim.chapter == "02_inductive_bias"]
-    for preset in ("small", "paper"): assert plan(claims, read_runs(), preset)[1] == []
+    assert plan(claims, read_runs())[1] == []
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_two_conditions_come_to_the_same_run(preset, monkeypatch):
+    "At whatever rate is chosen; `plan` refuses it."
+    for rate in PRESETS[preset].rates:
+        monkeypatch.setattr("howvits.sweep.choose_rate", lambda model, runs, preset: rate)
+        keys = [run.config.key for run in plan(list(load_claims().values()), read_runs(), preset)[0]]
+        assert len(keys) == len(set(keys)) > 50
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    (["--measure", "05"], "05_fourier"), (["--measure", "02_inductive_bias"], "rest on the record alone"), (["--measure", ""], "05_fourier"), (["--jobs", "0"], "--jobs must be at least 1")])
+def test_bad_requests_are_one_sentence(places, arguments, sentence, capsys):
+    with pytest.raises(SystemExit): main(arguments)
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_row_that_cannot_be_recorded_does_not_stop_the_others(places):
+    bad, good = replace(TINY, seed=0), replace(TINY, seed=1)
+
+    def train(configs):
+        for config in configs:
+            row = train_one(config)
+            yield config, row | {"nll_train": float("nan")} if config == bad else row
+    failed = train_all(planned([bad, good]), train, clock(), 1)
+    assert "nll_train is missing" in str(*failed.values()) and read_runs()["key"].tolist() == [good.key]
 
 
 def made_up_record(claims, measure):
@@ -169,7 +196,7 @@ def made_up_record(claims, measure):
     for _ in range(2):  # the trials, then the runs whose learning rate they settle
         for run in still_to_do(claims)[0]:
             error, nll_train = measure(run.where, run.seed)
-            add_run(dict(key=run.config.key, config=canonical(run.config), evaluated_on="test", error=round(error * 2000) / 2000, n=2000, nll=2 * error, ece=0.02, confidence=0.9,
+            add_run(dict(key=run.config.key, config=canonical(run.config), evaluated_on="val" if run.config.split == "fit" else "test", error=round(error * 2000) / 2000, n=2000, nll=2 * error, ece=0.02, confidence=0.9,
                          nll_train=nll_train, parameters=300_000, images_seen=50_000, images_per_second=400.0, seconds=125.0, started=now, finished=now, device="made up", threads=1,
                          versions="{}", commit=None, snapshots=json.dumps({"late": "0" * 64})))
 
