@@ -64,8 +64,9 @@ def test_a_recorded_run_comes_out_the_same_when_it_is_trained_again(tmp_path):
     """The shortest run of the record. On the machine that made it, the weights are the same bit for bit; elsewhere the
     arithmetic rounds differently, so its numbers have to agree to what a few steps can make of that."""
     runs = read_runs(record_folder())
-    if not len(runs): pytest.skip("nothing is recorded yet")
-    recorded = runs.sort_values(["images_seen", "parameters"]).iloc[0]
+    short = runs[runs["images_seen"] <= 5_000].sort_values(["images_seen", "parameters"])
+    if not len(short): pytest.skip("no short run is recorded yet")
+    recorded = short.iloc[0]
     again = record_row(fit(from_canonical(recorded["config"]), cache=tmp_path, progress=False, again=True))
     assert again["key"] == recorded["key"] and again["n"] == recorded["n"]
     if json.loads(again["snapshots"]) == json.loads(recorded["snapshots"]): assert again["error"] == recorded["error"]
