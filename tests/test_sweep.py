@@ -82,7 +82,7 @@ if __name__ == "__main__":
     from functools import partial
     from howvits.sweep import in_processes, train_all
     from tests.test_sweep import TINY, clock, planned
-    configs = [replace(TINY, seed=seed, images=96 * length) for seed, length in ((0, 1), (1, 400))]
+    configs = [replace(TINY, seed=seed, images=96 * length) for seed, length in ((0, 1), (1, 100_000))]
     train_all(planned(configs), partial(in_processes, jobs=1), clock(), 1)
 """
     script = places / "script.py"
@@ -116,14 +116,14 @@ if __name__ == "__main__":
     from tests.test_sweep import TINY, clock, planned
     import ray
     ray.init(num_cpus=2, include_dashboard=False)
-    configs = [replace(TINY, seed=seed, images=96 * length) for seed, length in ((0, 400), (1, 2), (2, 2))]
+    configs = [replace(TINY, seed=seed, images=96 * length) for seed, length in ((0, 2_000), (1, 2), (2, 2))]
     assert not train_all(planned(configs), partial(on_ray, address=None), clock(), 2)
 """
     script = places / "script.py"
     script.write_text(program)
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "RAY_USAGE_STATS_ENABLED": "0"}
     process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    long_run = places / "cache" / "runs" / f"vit-{replace(TINY, images=38_400).key}"
+    long_run = places / "cache" / "runs" / f"vit-{replace(TINY, images=192_000).key}"
     wait_for(lambda: (long_run / "early.safetensors").exists(), process)
     worker = lock_holder(long_run / "lock")
     os.kill(worker, signal.SIGKILL)
