@@ -4,8 +4,8 @@
 __all__ = ['FLOOR', 'OPERANDS', 'CUTOFFS', 'PATCHES', 'MEASUREMENT', 'diagonal_length', 'diagonal_frequencies', 'diagonal_matrix',
            'half_diagonal', 'log_amplitude', 'FoldMeans', 'measure_log_amplitude', 'filter_change', 'measure_layer',
            'radial_frequency', 'frequency_masks', 'band_noise', 'accuracy_under', 'measure_frequency_noise', 'low_pass',
-           'shuffle_patches', 'measure_shape_texture', 'fourier_quantities', 'measure_run', 'over_folds',
-           'plot_high_frequency', 'plot_log_amplitude', 'plot_frequency_noise', 'plot_shape_texture']
+           'shuffle_patches', 'measure_shape_texture', 'fourier_quantities', 'measure_run', 'plot_high_frequency',
+           'plot_log_amplitude', 'plot_frequency_noise', 'plot_shape_texture']
 
 # %% ../nbs/05_fourier.ipynb #a68e27c2
 import math
@@ -16,12 +16,11 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import rearrange
-from scipy import stats
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from .data import batches
-from .plots import line_style, plot_band, shade_steps
+from .plots import line_style, mean_and_interval, plot_band, shade_steps
 from .steps import evaluation_mode, observe
 
 # %% ../nbs/05_fourier.ipynb #df6313f1
@@ -334,17 +333,6 @@ def measure_run(
     return fourier_quantities(spectra, measure_frequency_noise(model, data), measure_shape_texture(model, data)).iloc[0].to_dict()
 
 # %% ../nbs/05_fourier.ipynb #94a6d246
-def over_folds(
-    table: pd.DataFrame,  # one row per fold and whatever else
-    keys: list,           # columns that tell the points of a curve apart
-    value: str,
-) -> pd.DataFrame:        # keys, effect, low, high: mean and 95 % t interval over folds (no width for a single fold)
-    "Mean and interval over folds of images."
-    groups = table.groupby(keys, sort=False)[value]
-    mean, half = groups.mean(), groups.sem() * groups.count().map(lambda n: stats.t.ppf(0.975, n - 1) if n > 1 else 0.0)
-    half = half.fillna(0.0)
-    return pd.DataFrame({"effect": mean, "low": mean - half, "high": mean + half}).reset_index()
-
 def plot_high_frequency(
     table: pd.DataFrame,    # of `measure_log_amplitude`, for one network and one operand
     ax=None,                # default: the current Axes
@@ -356,7 +344,7 @@ def plot_high_frequency(
     "Delta log amplitude at the highest frequency over depth (HDVW, Fig. 9)."
     ax = ax or plt.gca()
     top = table[(table.frequency == table.groupby("step").frequency.transform("max")) & (table.frequency > 0)]
-    plot_band(over_folds(top, ["step", "depth", "kind", "stage"], "delta_log_amplitude"), "depth", model=model, ax=ax, **style)
+    plot_band(mean_and_interval(top, ["step", "depth", "kind", "stage"], "delta_log_amplitude"), "depth", model=model, ax=ax, **style)
     if shade: shade_steps(ax, table.drop_duplicates("step").sort_values("step"), x="depth")
     ax.set(xlabel="depth", ylabel=r"$\Delta$ log amplitude")
     return ax
@@ -384,7 +372,7 @@ def plot_frequency_noise(
     **style,
 ) -> plt.Axes:
     "Accuracy lost over the frequency of the noise (HDVW, Fig. 3b)."
-    ax = plot_band(over_folds(table, ["frequency"], "accuracy_loss"), "frequency", model=model, ax=ax, **style)
+    ax = plot_band(mean_and_interval(table, ["frequency"], "accuracy_loss"), "frequency", model=model, ax=ax, **style)
     ax.set(xlabel=r"frequency of the noise / $\pi$", ylabel="accuracy lost", xlim=(0, 1))
     return ax
 
@@ -399,7 +387,7 @@ def plot_shape_texture(
 ) -> plt.Axes:
     "Accuracy on what is left of the images: three strengths of low-pass filter, three sizes of shuffled patches."
     ax = ax or plt.gca()
-    values = over_folds(table, ["left", "strength"], "accuracy")
+    values = mean_and_interval(table, ["left", "strength"], "accuracy")
     ax.errorbar(np.arange(len(values)) + shift, values.effect, [values.effect - values.low, values.high - values.effect], **{**line_style(model), "linestyle": "none", **style})
     names = [f"shape\n≤ {s:g} $\\pi$" if left == "shape" else f"texture\n{s:g} px" for left, s in zip(values.left, values.strength)]
     ax.set_xticks(range(len(values)), names)

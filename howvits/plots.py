@@ -15,10 +15,12 @@ import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 # %% auto #0
-__all__ = ['STYLE', 'FAMILIES', 'COLOURS', 'GREY', 'BLUE', 'OUTCOMES', 'use_style', 'family_of', 'line_style', 'plot_band',
-           'step_edges', 'shade_steps', 'forest_table', 'plot_forest', 'say_empty', 'save_figure']
+__all__ = ['STYLE', 'FAMILIES', 'COLOURS', 'GREY', 'BLUE', 'OUTCOMES', 'use_style', 'family_of', 'line_style',
+           'mean_and_interval', 'plot_band', 'step_edges', 'shade_steps', 'forest_table', 'plot_forest', 'say_empty',
+           'save_figure']
 
 # %% ../nbs/foundations/06_plots.ipynb #ab82f98e
 STYLE = {
@@ -65,6 +67,17 @@ def line_style(
     "Colour, marker, line style and label of a model."
     colour, marker, dashes = FAMILIES[family_of(model)]
     return {"color": colour, "marker": marker, "linestyle": dashes, "label": model, **changes}
+
+# %% ../nbs/foundations/06_plots.ipynb #6d1f0a22
+def mean_and_interval(
+    table: pd.DataFrame,  # one row per run, or per fold of the images
+    keys: list[str],      # columns that tell the points of a curve apart
+    value: str,
+) -> pd.DataFrame:        # keys, effect, low, high: mean and 95 % t interval (no width for a single row)
+    "Mean and interval of each point of a curve."
+    groups = table.groupby(keys, sort=False)[value]
+    half = (groups.sem() * groups.count().map(lambda n: stats.t.ppf(0.975, n - 1) if n > 1 else 0.0)).fillna(0.0)
+    return pd.DataFrame({"effect": groups.mean(), "low": groups.mean() - half, "high": groups.mean() + half}).reset_index()
 
 # %% ../nbs/foundations/06_plots.ipynb #f8966c59
 def plot_band(

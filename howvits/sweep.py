@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import partial
 from importlib import import_module
@@ -36,7 +36,7 @@ from .claims import Claim, Verdict, find_claim, load_claims, missing_runs, verdi
 from .data import DATASETS, check_choice, load_dataset
 from .models import ZOO, create_model, load_checkpoint, save_checkpoint
 from .record import COLUMNS, add_measures, add_run, kept_path, read_measures, read_runs, record_folder
-from .training import RECIPE, Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder
+from .training import RECIPE, Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder, utc_now
 
 # %% ../nbs/foundations/12_sweep.ipynb #bd27827d
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ def measure_one(module, config: RunConfig, path: Path) -> list[dict]:  # rows of
     model = create_model(config.model, checkpoint=path).eval()
     values = module.measure_run(model, load_dataset(config.dataset, "test"))
     common = dict(checkpoint=hashlib.sha256(path.read_bytes()).hexdigest(), key=config.key, snapshot="late", n=None,
-                  measured=datetime.now(timezone.utc).isoformat(timespec="seconds"), version=module.MEASUREMENT)
+                  measured=utc_now(), version=module.MEASUREMENT)
     return [common | {"measure": name, "value": value} for name, value in values.items()]
 
 # %% ../nbs/foundations/12_sweep.ipynb #9effc87c

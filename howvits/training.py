@@ -57,7 +57,7 @@ from tqdm import tqdm
 from .data import AUGMENTS, check_choice, load_dataset
 from .evaluation import evaluate, preserved_rng, resolve_device, seed_everything
 from .models import create_model, save_checkpoint, write_atomically
-from .record import cache_folder, find_run, kept_path
+from .record import cache_folder, find_run, kept_path, key_of
 from .steps import evaluation_mode
 
 # %% ../nbs/foundations/03_training.ipynb #9b2ed4dc
@@ -133,7 +133,7 @@ def canonical(config: RunConfig) -> str:
 
 def config_key(config: RunConfig) -> str:
     "The first 16 hexadecimal digits of the SHA-256 of the canonical JSON."
-    return hashlib.sha256(canonical(config).encode()).hexdigest()[:16]
+    return key_of(canonical(config))
 
 # %% ../nbs/foundations/03_training.ipynb #1200b0a2
 def from_canonical(text: str) -> RunConfig:
