@@ -2,14 +2,15 @@
 
 # %% auto #0
 __all__ = ['FLOOR', 'OPERANDS', 'CUTOFFS', 'PATCHES', 'MEASUREMENT', 'diagonal_length', 'diagonal_frequencies', 'diagonal_matrix',
-           'half_diagonal', 'log_amplitude', 'FoldMeans', 'measure_log_amplitude', 'filter_change', 'measure_layer',
-           'radial_frequency', 'frequency_masks', 'band_noise', 'accuracy_under', 'measure_frequency_noise', 'low_pass',
-           'shuffle_patches', 'measure_shape_texture', 'fourier_quantities', 'measure_run', 'plot_high_frequency',
-           'plot_log_amplitude', 'plot_frequency_noise', 'plot_shape_texture']
+           'diagonal_parts', 'half_diagonal', 'log_amplitude', 'FoldMeans', 'measure_log_amplitude', 'filter_change',
+           'measure_layer', 'radial_frequency', 'frequency_masks', 'band_noise', 'accuracy_under',
+           'measure_frequency_noise', 'low_pass', 'shuffle_patches', 'measure_shape_texture', 'fourier_quantities',
+           'measure_run', 'plot_high_frequency', 'plot_log_amplitude', 'plot_frequency_noise', 'plot_shape_texture']
 
 # %% ../nbs/05_fourier.ipynb #a68e27c2
 import math
 from contextlib import nullcontext
+from functools import lru_cache
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -38,27 +39,34 @@ def diagonal_frequencies(
     return 2 * torch.arange(n // 2 + 1, dtype=torch.float64) / n
 
 # %% ../nbs/05_fourier.ipynb #4a246eff
+@lru_cache(16)
 def diagonal_matrix(
     height: int, width: int,  # of the map
-    **kwargs,                 # dtype and device of the result
-) -> Tensor:                  # (height * width, 2K): cosines, then minus sines
-    "Wrapped antidiagonal sums and their DFT as one matrix: `map.flatten() @ matrix` is (Re F(k, k), Im F(k, k))."
+    dtype=torch.float32, device=None,
+) -> Tensor:                  # (N, height * width): cosines for k = 0 ... N // 2, then minus sines for 0 < k < N / 2, the others being zero
+    "Wrapped antidiagonal sums and their DFT as one matrix: `matrix @ map.flatten()` is Re F(k, k), then Im F(k, k)."
     n = diagonal_length(height, width)
     t = (torch.arange(height)[:, None] + torch.arange(width)).flatten() % n
-    angle = 2 * torch.pi * (t[:, None] * torch.arange(n // 2 + 1) % n).double() / n
-    return torch.cat([angle.cos(), -angle.sin()], 1).to(**kwargs)
+    angle = 2 * torch.pi * (torch.arange(n // 2 + 1)[:, None] * t % n).double() / n
+    with torch.inference_mode(False): return torch.cat([angle.cos(), -angle.sin()[1 : (n + 1) // 2]]).to(device, dtype)
+
+def diagonal_parts(
+    maps: Tensor,  # (B, C, H, W)
+) -> Tensor:       # (B, C, N): the N // 2 + 1 real parts of F(k, k), then its imaginary parts from k = 1 on, where they are not zero
+    "The half diagonal in real numbers: as many as there are antidiagonal sums."
+    pixels = maps.flatten(2)
+    matrix = diagonal_matrix(*maps.shape[-2:], torch.float64 if maps.dtype == torch.float64 else torch.float32, maps.device)
+    with torch.autocast(maps.device.type, enabled=False):
+        if pixels.stride(1) == 1: return (matrix @ pixels.mT.to(matrix.dtype)).mT  # channels are innermost: keep them there
+        return pixels.to(matrix.dtype) @ matrix.T
 
 def half_diagonal(
     maps: Tensor,  # (B, C, H, W)
 ) -> Tensor:       # complex, (B, C, K)
     "F(k, k) of every map."
-    b, c, h, w = maps.shape
-    matrix = diagonal_matrix(h, w, device=maps.device, dtype=torch.float64 if maps.dtype == torch.float64 else torch.float32)
-    with torch.autocast(maps.device.type, enabled=False):
-        if c > 1 and maps.stride(1) == 1:  # channels are innermost: keep them there
-            parts = (matrix.T @ rearrange(maps, "b c h w -> b (h w) c").to(matrix.dtype)).transpose(1, 2)
-        else: parts = maps.flatten(2).to(matrix.dtype) @ matrix
-    return torch.complex(*parts.chunk(2, -1))
+    n = diagonal_length(*maps.shape[-2:])
+    real, imaginary = diagonal_parts(maps).tensor_split([n // 2 + 1], -1)
+    return torch.complex(real, nn.functional.pad(imaginary, (1, 1 - n % 2)))
 
 # %% ../nbs/05_fourier.ipynb #fae0ce8a
 FLOOR = 1e-6  # the authors' code adds it to the amplitude; here amplitudes below it are raised to it
@@ -67,7 +75,10 @@ def log_amplitude(
     maps: Tensor,  # (B, C, H, W)
 ) -> Tensor:       # (B, K): natural logarithm of |F(k, k)|, averaged over channels
     "Mean log amplitude on the half diagonal (HDVW, A.2)."
-    return half_diagonal(maps).abs().clamp_min(FLOOR).log().mean(1)
+    k = diagonal_length(*maps.shape[-2:]) // 2 + 1
+    squares = diagonal_parts(maps).square()
+    squares[..., 1 : squares.shape[-1] - k + 1].add_(squares[..., k:])
+    return squares[..., :k].clamp_min(FLOOR**2).log().mean(1) / 2
 
 # %% ../nbs/05_fourier.ipynb #7e973f80
 class FoldMeans:
@@ -83,6 +94,10 @@ class FoldMeans:
         "Add the numbers of the images announced by `next`."
         total = self.sums.setdefault(key, torch.zeros(self.folds, values.shape[1], dtype=torch.float64))
         total.index_add_(0, self.fold, values.double().cpu())
+
+    def not_finite(self):
+        "The keys of sums that hold NaN or infinity, in the order they came in."
+        return [] if sum(total.sum() for total in self.sums.values()).isfinite() else [key for key, total in self.sums.items() if not total.isfinite().all()]
 
     def mean(self, key):
         if self.seen.min() == 0: raise ValueError(f"{int(self.seen.sum())} images cannot fill {self.folds} folds: ask for fewer folds.")
@@ -118,14 +133,14 @@ def measure_log_amplitude(
         if steps.setdefault(step.index, step).shape != step.shape: raise ValueError("The images come in different sizes: measure each size on its own.")
         for name, x in zip(OPERANDS, maps):
             if name not in of: continue
-            values = log_amplitude(x)
-            if not values.isfinite().all(): raise ValueError(f"The {name} of step {step.index} ({step.name}) is not finite: the model or its input holds NaN or infinity.")
-            means.add((step.index, name), values)
+            means.add((step.index, name), log_amplitude(x))
 
     with torch.no_grad():
         for x, _ in tqdm(batches(data, batch_size, images, _device_of(model, device)), "Fourier", leave=False, delay=2):
             means.next(len(x))
             observe(model, x, visit, grid=grid)
+            for index, name in means.not_finite():
+                raise ValueError(f"The {name} of step {index} ({steps[index].name}) is not finite: the model or its input holds NaN or infinity.")
     return _tidy(means, steps)
 
 # %% ../nbs/05_fourier.ipynb #919c0f08

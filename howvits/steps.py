@@ -182,15 +182,23 @@ class _Tracer(TorchFunctionMode):
         return tuple((sum(sizes[:i]), sum(sizes[i + 1:])) for i, t in enumerate(parts) if id(t) in self.made_by)
 
 # %% ../nbs/foundations/02_steps.ipynb #fd51ff6b
+def _modules(model):
+    "All modules; like `model.modules()`, which a small network on a small batch feels."
+    found, seen = [model], {model}
+    for module in found:
+        for child in module._modules.values():
+            if child is not None and child not in seen: found.append(child); seen.add(child)
+    return found
+
 @contextmanager
 def evaluation_mode(model: nn.Module):
     "Within: evaluation mode. After: every module in the mode it was in."
-    modes = [(m, m.training) for m in model.modules()]
+    training = [m for m in _modules(model) if m.training]
     try:
-        for m, _ in modes: m.training = False  # not model.eval(), by which some modules merge their weights
+        for m in training: m.training = False  # not model.eval(), by which some modules merge their weights
         yield model
     finally:
-        for m, mode in modes: m.training = mode
+        for m in training: m.training = True
 
 @contextmanager
 def _module_names(model, tracer):
@@ -216,7 +224,7 @@ def _plain_attention():
 @contextmanager
 def _eager(model):
     "Compiled parts run as written while they are watched."
-    compiled = any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in model.modules())
+    compiled = any(m._compiled_call_impl or "_orig_mod" in m._modules for m in _modules(model))
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext(): yield
 
 _tracing = False  # while a model is traced, interventions stand still
@@ -432,7 +440,7 @@ def find_steps(
 def _steps_and_additions(model, example, grid):
     "The steps, and the number of additions in a forward pass; found once for each shape of image."
     _check_images(model, example)
-    structure = tuple((n, type(m), id(vars(m).get("forward"))) for n, m in model.named_modules())
+    structure = tuple((type(m), id(m.__dict__.get("forward"))) for m in _modules(model))
     key = (structure, tuple(example.shape[1:]), grid and tuple(grid))
     if key not in (cache := _found.setdefault(model, {})):
         nodes, additions = trace(model, example)
@@ -459,6 +467,7 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, op = kwargs or {}, function.__name__
+        if op not in ADD and not self.waiting: return function(*args, **kwargs)
         if not _is_sum(op, args, kwargs):
             result = function(*args, **kwargs)
             if self.waiting and op == self.waiting[0] and args and args[0] is self.waiting[1]: self.finish(result)
