@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'CHANGES', 'Preset', 'set_to', 'multiply', 'set_argument', 'config_of', 'trials',
-           'choose_rate', 'Planned', 'cells_of', 'plan', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one',
-           'in_processes', 'on_ray', 'keep', 'is_kept', 'weights_of', 'measure_all', 'measure_command', 'measure_one',
-           'images_of', 'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all', 'make_parser',
-           'refused', 'main']
+           'best_rate', 'choose_rate', 'Planned', 'cells_of', 'plan', 'measured', 'evidence', 'verdicts', 'record_row',
+           'train_one', 'in_processes', 'on_ray', 'keep', 'is_kept', 'weights_of', 'measure_all', 'measure_command',
+           'measure_one', 'images_of', 'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all',
+           'make_parser', 'refused', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -109,16 +109,22 @@ def trials(
     return [replace(config_of({"model": model}, 0, rate, preset), split="fit") for rate in rates] if len(rates) > 1 else []
 
 
+def best_rate(
+    results: dict,  # learning rate: error and nll on the validation split
+) -> float:
+    "The rate with the lowest error; of equal ones, the lowest NLL."
+    return min(results, key=lambda lr: (results[lr]["error"], results[lr]["nll"]))
+
+
 def choose_rate(
     model: str,
     runs: pd.DataFrame,  # the record
     preset: str = "small",
 ) -> float | None:  # None: a trial is missing
-    "The rate with the lowest validation error; of equal ones, the lowest NLL."
+    "What the record's trials say; the preset's own rate where it leaves no choice."
     rows = {config.lr: runs[runs["key"] == config.key] for config in trials(model, preset)}
     if any(len(row) == 0 for row in rows.values()): return None
-    if not rows: return PRESETS[preset].rates[0]
-    return min(rows, key=lambda lr: (rows[lr]["error"].item(), rows[lr]["nll"].item()))
+    return best_rate({lr: row.iloc[0] for lr, row in rows.items()}) if rows else PRESETS[preset].rates[0]
 
 # %% ../nbs/foundations/12_sweep.ipynb #cf8717b2
 @dataclass(frozen=True)
