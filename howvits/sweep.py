@@ -222,11 +222,11 @@ def record_row(run: Run) -> dict:  # a value for each of `howvits.record.COLUMNS
 def train_one(
     config: RunConfig,
     threads: int = 1,
-    device: str = "auto",
+    save_every: float = 30.0,  # seconds between two savings of the state: what an interruption can cost
 ) -> dict:  # its row of the record
     "`fit`, in a process of its own."
     torch.set_num_threads(threads)
-    return record_row(fit(config, device=device, progress=False, again=True))
+    return record_row(fit(config, save_every=save_every, progress=False, again=True))
 
 
 def in_processes(
@@ -248,12 +248,13 @@ def on_ray(
     address: str | None,  # of a cluster; None: start one on this machine
     threads: int = 1,  # of a run
     gpus: float = 0,  # of a run; half a GPU lets two runs share one
+    save_every: float = 30.0,  # seconds
 ) -> Iterator:  # (configuration, row or exception), as they finish
     "Train as tasks of Ray."
     import ray
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(train_one)
-    pending = {task.remote(config, threads): config for config in configs}
+    pending = {task.remote(config, threads, save_every): config for config in configs}
     while pending:
         (done,), _ = ray.wait(list(pending), num_returns=1)
         try: result = ray.get(done)

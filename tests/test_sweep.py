@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import partial
 
 import numpy as np
@@ -106,7 +107,7 @@ def wait_for(condition, process=None, seconds=120):
 
 
 def test_ray_worker_that_is_killed_is_replaced(places):
-    "Two workers; the one with the longer run is killed in the middle. Every run reaches the record, once."
+    "Two workers; the one with the longer run is killed in the middle. Its run is resumed by another, and every run reaches the record, once."
     pytest.importorskip("ray", reason="Ray is not installed: pip install howvits[sweep]")
     program = """
 if __name__ == "__main__":
@@ -116,20 +117,23 @@ if __name__ == "__main__":
     from tests.test_sweep import TINY, clock, planned
     import ray
     ray.init(num_cpus=2, include_dashboard=False)
-    configs = [replace(TINY, seed=seed, images=96 * length) for seed, length in ((0, 2_000), (1, 2), (2, 2))]
-    assert not train_all(planned(configs), partial(on_ray, address=None), clock(), 2)
+    configs = [replace(TINY, seed=seed, images=96 * length) for seed, length in ((0, 1_000), (1, 2), (2, 2))]
+    assert not train_all(planned(configs), partial(on_ray, address=None, save_every=0.5), clock(), 2)
 """
     script = places / "script.py"
     script.write_text(program)
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "RAY_USAGE_STATS_ENABLED": "0"}
     process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    long_run = places / "cache" / "runs" / f"vit-{replace(TINY, images=192_000).key}"
-    wait_for(lambda: (long_run / "early.safetensors").exists(), process)
-    worker = lock_holder(long_run / "lock")
-    os.kill(worker, signal.SIGKILL)
+    long_run = places / "cache" / "runs" / f"vit-{replace(TINY, images=96_000).key}"
+    wait_for(lambda: (long_run / "state.pt").exists(), process)
+    os.kill(lock_holder(long_run / "lock"), signal.SIGKILL)
+    killed = datetime.now(timezone.utc)
     errors = process.communicate(timeout=240)[1]
     assert process.returncode == 0, errors[-2000:]
-    assert read_runs()["key"].is_unique and len(read_runs()) == 3
+    runs = read_runs().set_index("key")
+    assert runs.index.is_unique and len(runs) == 3
+    resumed = runs.loc[long_run.name.removeprefix("vit-")]
+    assert datetime.fromisoformat(resumed["started"]) < killed < datetime.fromisoformat(resumed["finished"]) and not (long_run / "state.pt").exists()
 
 
 def lock_holder(path):
