@@ -122,11 +122,13 @@ def measure_log_amplitude(
     batch_size: int = 128,  # of a Dataset; changes memory and speed, not the numbers
     folds: int = 1,         # groups of images that are averaged apart
     device=None,            # default: where the model is
+    modules=None,           # names of modules to look at instead of steps, as in `find_steps`
     grid: tuple = None,     # (height, width) of the tokens, for a model that does not show it
 ) -> pd.DataFrame:          # step, name, kind, stage, depth, of, fold, n, frequency (in pi), log_amplitude, delta_log_amplitude
     "Mean log amplitude of every step's map on the half diagonal, and relative to frequency 0. Raises `ValueError` for NaN, by step."
     _checked_folds(folds, images)
     if wrong := [o for o in of if o not in OPERANDS]: raise ValueError(f"A step has no {wrong[0]!r}: choose from {', '.join(OPERANDS)}.")
+    if modules and tuple(of) != ("output",): raise ValueError('A named module has no stream and no branch: measure it with of=("output",).')
     means, steps = FoldMeans(folds), {}
 
     def visit(step, *maps):
@@ -138,7 +140,7 @@ def measure_log_amplitude(
     with torch.no_grad():
         for x, _ in tqdm(batches(data, batch_size, images, _device_of(model, device)), "Fourier", leave=False, delay=2):
             means.next(len(x))
-            observe(model, x, visit, grid=grid)
+            observe(model, x, visit, modules=modules, grid=grid)
             for index, name in means.not_finite():
                 raise ValueError(f"The {name} of step {index} ({steps[index].name}) is not finite: the model or its input holds NaN or infinity.")
     return _tidy(means, steps)

@@ -9,6 +9,7 @@ __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIG
 import heapq
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from os.path import commonprefix
 from weakref import WeakKeyDictionary
@@ -49,6 +50,7 @@ class Node:
     merged: tuple = ()    # (height, width), where two axes of positions become one
     around: tuple = ()    # for each input, what stands (before, after) it in a concatenation
     addition: int = -1    # which addition of the forward pass it is, from 0
+    returned: tuple = ()  # paths of the modules whose result it is
 
 # %% ../nbs/foundations/02_steps.ipynb #9ba16b79
 def _ranges(shape):
@@ -202,10 +204,12 @@ def evaluation_mode(model: nn.Module):
 
 @contextmanager
 def _module_names(model, tracer):
-    "Keep the path of the running module on the tracer's stack."
+    "Keep the path of the running module on the tracer's stack, and note what it returns."
     names = {m: n for n, m in model.named_modules()}
     def enter(module, _): tracer.stack.append(names.get(module, tracer.stack[-1]))
-    def leave(*_): del tracer.stack[-1]
+    def leave(module, _, result):
+        name = tracer.stack.pop()
+        if isinstance(result, Tensor) and id(result) in tracer.made_by: tracer.nodes[tracer.made_by[id(result)]].returned += (name,)
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     try: yield
     finally:
@@ -380,7 +384,7 @@ class Step:
     shape: tuple       # (C, H, W) of the feature map
     activation: str    # the closing activation, "" without one
     layout: Layout     # how the model keeps the map
-    addition: int      # which addition of the forward pass it is, from 0
+    addition: int      # which addition of the forward pass it is, from 0; None for a module that was named
     stream_first: bool  # the stream is the left operand
 
     def __repr__(self): return f"{self.index:3d} {self.kind:5s} stage {self.stage}  {'x'.join(map(str, self.shape)):>12s}  {self.name}"
@@ -409,6 +413,19 @@ def _steps(nodes, grid):
                           _closing(nodes, j), layout, nodes[j.node].addition, j.stream == nodes[j.node].inputs[0]))
     return steps
 
+# %% ../nbs/foundations/02_steps.ipynb #1d5fa0c2
+def _named_steps(nodes, patterns, grid):
+    "A step for each feature map that a module of such a name returns."
+    found = [(i, name) for i, node in enumerate(nodes) for name in node.returned if any(fnmatchcase(name, p) for p in patterns)]
+    found = [(i, name, layout) for i, name in found if (layout := _layout(nodes, _Join(i, i, i, i), grid))]
+    steps, stage = [], 0
+    for index, (i, name, layout) in enumerate(found):
+        inside = [n for n in nodes if f"{n.module}.".startswith(f"{name}.")]
+        shape = (nodes[i].shape[layout.labels.index("c")], *layout.grid)
+        stage += bool(steps) and shape != steps[-1].shape
+        steps.append(Step(index, name, _kind(inside), stage, index / max(len(found) - 1, 1), shape, "", layout, None, None))
+    return steps
+
 # %% ../nbs/foundations/02_steps.ipynb #8b2b9a6f
 def unwrap(model: nn.Module) -> nn.Module:
     "The model inside DataParallel, DistributedDataParallel and torch.compile."
@@ -432,20 +449,23 @@ def find_steps(
     model: nn.Module,   # maps images to logits; on any device, "meta" included
     example: Tensor,    # images (B, 3, H, W); two are looked at
     *,
+    modules=None,       # a name such as "features.*", or several: look at what these modules return, not at additions
     grid: tuple = None,  # (height, width) of the tokens, for a model that does not show it
 ) -> list[Step]:
     "The residual additions of `model`. Raises `ValueError` if it has none, or if its tokens form no grid."
-    return list(_steps_and_additions(unwrap(model), example, grid)[0])
+    return list(_steps_and_additions(unwrap(model), example, grid, modules)[0])
 
-def _steps_and_additions(model, example, grid):
+def _steps_and_additions(model, example, grid, modules=None):
     "The steps, and the number of additions in a forward pass; found once for each shape of image."
     _check_images(model, example)
     structure = tuple((type(m), id(m.__dict__.get("forward"))) for m in _modules(model))
-    key = (structure, tuple(example.shape[1:]), grid and tuple(grid))
+    patterns = (modules,) if isinstance(modules, str) else modules and tuple(modules)
+    key = (structure, tuple(example.shape[1:]), grid and tuple(grid), patterns)
     if key not in (cache := _found.setdefault(model, {})):
         nodes, additions = trace(model, example)
-        steps = _steps(nodes, grid)
-        if not steps: raise ValueError(f"{type(model).__name__} has no residual additions, so it has no steps to measure.")
+        steps = _named_steps(nodes, patterns, grid) if patterns else _steps(nodes, grid)
+        if patterns and not steps: raise ValueError(f"No module of {type(model).__name__} named {' or '.join(patterns)} returns a feature map: see model.named_modules() for the names.")
+        if not steps: raise ValueError(f"{type(model).__name__} has no residual additions, so it has no steps to measure; what its modules return can be read by name, as with modules=\"features.*\".")
         cache.clear()
         cache[key] = steps, additions
     return cache[key]
@@ -489,34 +509,49 @@ def _operands(step, args, kwargs):
     return (left, right) if step.stream_first else (right, left)
 
 # %% ../nbs/foundations/02_steps.ipynb #38d51960
+@contextmanager
+def _module_results(model, steps, show):
+    "Within: `show(step, None, None, result)` each time that the module of a step returns."
+    left = {s.name: [] for s in steps}
+    for s in steps: left[s.name].append(s)
+    def returned(name, module, _, result):
+        if not left[name] or result.shape[1:] != left[name][0].layout.shape: raise RuntimeError(CHANGED_COURSE)
+        show(left[name].pop(0), None, None, result)
+    hooks = [model.get_submodule(name).register_forward_hook(partial(returned, name)) for name in left]
+    try: yield
+    finally:
+        for h in hooks: h.remove()
+    if any(left.values()): raise RuntimeError(CHANGED_COURSE)
+
 def observe(
     model: nn.Module,
     images: Tensor,      # (B, 3, H, W)
     visit,               # called as visit(step, stream, branch, output) with maps (B, C, H, W), inside the forward pass
     *,
     raw: bool = False,   # show tensors as the model keeps them: `step.layout.map` and `.prefix` take them apart
+    modules=None,        # as in `find_steps`; stream and branch are None then
     grid: tuple = None,  # as in `find_steps`
 ) -> Tensor:             # logits (B, K), bit for bit the model's own
     "Run `model` in evaluation mode and show every step as it happens; clone what you keep, the model may overwrite it. It is left as it was, also when `visit` raises."
     model = unwrap(model)
-    steps, additions = _steps_and_additions(model, images, grid)
+    steps, additions = _steps_and_additions(model, images, grid, modules)
+
+    def show(step, *maps):
+        with torch._C.DisableTorchFunction(): visit(step, *(maps if raw else (None if x is None else step.layout.map(x) for x in maps)))
 
     def join(watch, step, add, args, kwargs):
         stream, branch = _operands(step, args, kwargs)
         if add.__name__ in IN_PLACE: stream, branch = (stream.clone(), branch) if step.stream_first else (stream, branch.clone())
         total = add(*args, **kwargs)
-
-        def show(output):
-            with torch._C.DisableTorchFunction(): visit(step, *((stream, branch, output) if raw else map(step.layout.map, (stream, branch, output))))
-
-        if step.activation: watch.waiting = step.activation, total, show
-        else: show(total)
+        if step.activation: watch.waiting = step.activation, total, partial(show, step, stream, branch)
+        else: show(step, stream, branch, total)
         return total
 
     watch = _Watch(join)
     watch.begin(steps, additions)
-    with evaluation_mode(model), _plain_attention(), _eager(model), watch: logits = model(images)
-    watch.end()
+    watching = _module_results(model, steps, show) if modules else watch
+    with evaluation_mode(model), _plain_attention(), _eager(model), watching: logits = model(images)
+    if not modules: watch.end()
     return getattr(logits, "logits", logits)
 
 # %% ../nbs/foundations/02_steps.ipynb #47390c4d
