@@ -9,9 +9,9 @@ __all__ = ['CHOICES', 'RECIPE', 'REAL', 'REMEDY', 'METRICS', 'RunConfig', 'check
            'mean_over_processes', 'DrawsOfPart', 'draws_of_part', 'has_batch_norm', 'check_parts', 'check_compiler',
            'Trainer', 'count_steps', 'utc_now', 'source_commit', 'Float32Attention', 'soft_loss', 'backward',
            'train_step', 'write_bytes', 'run_folder', 'save_state', 'load_state', 'snapshot_steps', 'save_snapshot',
-           'measure_nll_train', 'Run', 'load_run', 'recorded_run', 'finish', 'held_interrupts', 'train', 'only_one',
-           'claim_folder', 'fit', 'measure_throughput', 'measure_loader', 'read_field', 'process_group', 'make_parser',
-           'main']
+           'check_snapshots', 'measure_nll_train', 'Run', 'load_run', 'recorded_run', 'finish', 'held_interrupts',
+           'train', 'only_one', 'claim_folder', 'fit', 'measure_throughput', 'measure_loader', 'read_field',
+           'process_group', 'make_parser', 'main']
 
 # %% ../nbs/foundations/03_training.ipynb #01566a38
 import argparse
@@ -503,6 +503,13 @@ def save_snapshot(trainer: Trainer, path: Path):
     save_checkpoint(trainer.model, path, name=config.model, dataset=config.dataset, num_classes=trainer.data.num_classes,
                     args=config.model_args, seed=config.seed, step=trainer.step, run=config.key, recipe=asdict(config))
 
+
+def check_snapshots(trainer: Trainer, folder: Path):
+    "Raise `ValueError` if a resumed run lacks a snapshot that it must have taken already."
+    lost = [name for name, step in snapshot_steps(trainer.config, trainer.steps).items() if step < trainer.step and not (folder / f"{name}.safetensors").is_file()]
+    if processes()[0] == 0 and lost:
+        raise ValueError(f"the interrupted run in {folder} has lost its snapshot {lost[0]!r}: delete the folder to train it from the start.")
+
 # %% ../nbs/foundations/03_training.ipynb #4770e9f0
 @torch.no_grad()
 def measure_nll_train(
@@ -693,6 +700,7 @@ def fit(
             trainer = Trainer(config, data, resolve_device(device), accumulate=accumulate, compile=compile, workers=workers)
             if from_first((folder / "state.pt").exists):
                 load_state(trainer, folder / "state.pt")
+                check_snapshots(trainer, folder)
             train(trainer, folder, save_every, progress)
             if first:
                 finish(trainer, folder)

@@ -359,6 +359,16 @@ def test_a_resumed_run_started_when_it_was_begun(tmp_path):
     assert trainers[1].started == trainers[0].started
 
 
+def test_a_lost_snapshot_is_named(tmp_path):
+    folder = run_folder(TINY, tmp_path)
+    folder.mkdir(parents=True)
+    trainer = Trainer(TINY, load_dataset(TINY.dataset, subset=TINY.subset), torch.device("cpu"))
+    trainer.step = 12
+    training.save_state(trainer, folder / "state.pt")
+    with pytest.raises(ValueError, match="lost its snapshot 'early'.*delete the folder"):
+        quick(TINY, tmp_path)
+
+
 def test_commit_of_the_sources(tmp_path, monkeypatch):
     def git(*words): return subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *words], check=True, capture_output=True, text=True).stdout
     commit = training.source_commit.__wrapped__
