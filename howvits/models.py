@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['ZOO', 'FURTHER', 'PAPER', 'ASSETS', 'LEGACY', 'CifarResNet', 'resnet', 'vit', 'pit', 'swin', 'resnext', 'mixer',
-           'resnet_50', 'vit_ti', 'pit_ti', 'swin_ti', 'resnext_50', 'mixer_ti', 'write_atomically', 'save_checkpoint',
-           'load_checkpoint', 'list_models', 'create_model', 'zoo_card']
+           'resnet_18', 'resnet_50', 'resnet_101', 'vit_ti', 'vit_s', 'pit_ti', 'swin_ti', 'resnext_50', 'mixer_ti',
+           'write_atomically', 'save_checkpoint', 'load_checkpoint', 'list_models', 'create_model', 'zoo_card']
 
 # %% ../nbs/foundations/01_models.ipynb #2c87de17
 import fnmatch, hashlib, json, os, pickle, re, sys, tempfile
@@ -27,7 +27,7 @@ from .data import DATASETS, check_choice
 # %% ../nbs/foundations/01_models.ipynb #0cc2256e
 ZOO = ("resnet", "vit", "pit", "swin")                       # small, trained, shipped
 FURTHER = ("resnext", "mixer")                               # small, trained for comparison
-PAPER = ("resnet_50", "vit_ti", "pit_ti", "swin_ti", "resnext_50", "mixer_ti")  # HDVW, section A.1, for CIFAR
+PAPER = ("resnet_50", "vit_ti", "pit_ti", "swin_ti", "resnext_50", "mixer_ti", "resnet_18", "resnet_101", "vit_s")  # HDVW, section A.1, for CIFAR
 ASSETS = Path(str(files("howvits"))) / "assets" / "zoo"
 
 class CifarResNet(ResNet):
@@ -89,15 +89,31 @@ def mixer(pretrained=False, **kwargs):
 
 # %% ../nbs/foundations/01_models.ipynb #195b6912
 @register_model
+def resnet_18(pretrained=False, **kwargs):
+    "ResNet-18 for CIFAR."
+    return _build(CifarResNet, "resnet_18", pretrained, dict(block=BasicBlock, layers=(2, 2, 2, 2), channels=(64, 128, 256, 512)), kwargs)
+
+@register_model
 def resnet_50(pretrained=False, **kwargs):
     "ResNet-50 for CIFAR (HDVW, A.1)."
     return _build(CifarResNet, "resnet_50", pretrained, dict(block=Bottleneck, layers=(3, 4, 6, 3), channels=(64, 128, 256, 512)), kwargs)
+
+@register_model
+def resnet_101(pretrained=False, **kwargs):
+    "ResNet-101 for CIFAR."
+    return _build(CifarResNet, "resnet_101", pretrained, dict(block=Bottleneck, layers=(3, 4, 23, 3), channels=(64, 128, 256, 512)), kwargs)
 
 @register_model
 def vit_ti(pretrained=False, **kwargs):
     "ViT-Ti for CIFAR, patch 2 (HDVW, A.1)."
     return _build(VisionTransformer, "vit_ti", pretrained,
                   dict(img_size=32, patch_size=2, embed_dim=192, depth=12, num_heads=3, qkv_bias=False), kwargs)
+
+@register_model
+def vit_s(pretrained=False, **kwargs):
+    "ViT-S for CIFAR, patch 2: twice the width and the heads of ViT-Ti."
+    return _build(VisionTransformer, "vit_s", pretrained,
+                  dict(img_size=32, patch_size=2, embed_dim=384, depth=12, num_heads=6, qkv_bias=False), kwargs)
 
 @register_model
 def pit_ti(pretrained=False, **kwargs):
