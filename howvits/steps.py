@@ -2,11 +2,12 @@
 
 # %% auto #0
 __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIGHT', 'SCALE', 'ATTENTION', 'MOST_APART',
-           'CHANGED_COURSE', 'CHANGES', 'Node', 'evaluation_mode', 'trace', 'Layout', 'Step', 'unwrap', 'find_steps',
-           'observe', 'intervene']
+           'CHANGED_COURSE', 'CHANGES', 'Node', 'evaluation_mode', 'plain_attention', 'trace', 'Layout', 'Step',
+           'branches', 'unwrap', 'find_steps', 'observe', 'intervene']
 
 # %% ../nbs/foundations/02_steps.ipynb #e95889f7
 import heapq
+from collections import Counter
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,6 +51,7 @@ class Node:
     merged: tuple = ()    # (height, width), where two axes of positions become one
     around: tuple = ()    # for each input, what stands (before, after) it in a concatenation
     addition: int = -1    # which addition of the forward pass it is, from 0
+    call: int = 0         # which call of this operation it is, from 0
     returned: tuple = ()  # paths of the modules whose result it is
 
 # %% ../nbs/foundations/02_steps.ipynb #9ba16b79
@@ -149,7 +151,7 @@ class _Tracer(TorchFunctionMode):
     def __init__(self, image):
         super().__init__()
         self.nodes = [Node("image", (), tuple(image.shape), "bcpp", "", 0, False)]
-        self.made_by, self.alive, self.stack, self.additions = {id(image): 0}, [image], [""], 0
+        self.made_by, self.alive, self.stack, self.additions, self.calls = {id(image): 0}, [image], [""], 0, Counter()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -158,6 +160,7 @@ class _Tracer(TorchFunctionMode):
         shapes = [tuple(t.shape) for t in sources]
         result = function(*args, **kwargs)
         number, self.additions = self.additions, self.additions + (summed := _is_sum(op, args, kwargs))
+        self.calls[op] += 1
         changed = args[0] if op == "__setitem__" else result
         if sources and _tensors(changed): self.record(op, args, kwargs, sources, shapes, _tensors(changed), number if summed else -1)
         return result
@@ -168,7 +171,7 @@ class _Tracer(TorchFunctionMode):
         labels, shape = [self.nodes[i].labels for i in inputs], tuple(results[0].shape)
         node = Node(op, inputs, shape, _labels(op, args, kwargs, labels, shapes, shape) if op != "__setitem__" else labels[0],
                     self.stack[-1], cost=int(op not in VIEW), light=op in VIEW | LIGHT or op in SCALE and len(inputs) == 1,
-                    addition=number)
+                    addition=number, call=self.calls[op] - 1)
         node.mixes = _mixes(op, args, kwargs, labels)
         if op in VIEW and len(inputs) == 1: node.merged = _merged(labels[0], shapes[0], shape)
         if op in ("cat", "concat"): node.around = self.neighbours(args, kwargs)
@@ -217,7 +220,7 @@ def _module_names(model, tracer):
 
 # %% ../nbs/foundations/02_steps.ipynb #15f07038
 @contextmanager
-def _plain_attention():
+def plain_attention():
     "PyTorch's own encoder layer has a fused path that no watcher sees into: leave it, and return to it after."
     on = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -239,7 +242,7 @@ def trace(model: nn.Module, example: Tensor) -> tuple[list[Node], int]:
     example = example[:2] if len(example) > 1 else example.expand(2, *example.shape[1:])
     tracer, _tracing = _Tracer(example := example.clone()), True
     try:
-        with evaluation_mode(model), torch.no_grad(), _plain_attention(), _eager(model):
+        with evaluation_mode(model), torch.no_grad(), plain_attention(), _eager(model):
             model(example)  # some models fill a cache on their first pass
             with _module_names(model, tracer), tracer: model(example)
     finally: _tracing = False
@@ -398,20 +401,23 @@ def _closing(nodes, join):
             readers[0].module.startswith(home)): return readers[0].op
     return ""
 
-def _steps(nodes, grid):
-    "From the data flow to the list of steps."
+def branches(
+    nodes: list[Node],   # of `trace`
+    grid: tuple = None,  # as in `find_steps`
+) -> list[tuple]:        # (step, numbers of the nodes of its branch)
+    "From the data flow to the steps."
     joins = _joins(nodes)
-    inside = {j.node: _between(nodes, j.fork, j.branch) for j in joins}
+    inside = {j.node: sorted(_between(nodes, j.fork, j.branch)) for j in joins}
     nested = set().union(*inside.values())
     joins = [(j, l) for j in joins if j.node not in nested and (l := _layout(nodes, j, grid))]
-    steps, stage = [], 0
+    found, stage, last = [], 0, None
     for i, (j, layout) in enumerate(joins):
-        branch = [nodes[k] for k in sorted(inside[j.node])]
+        branch = [nodes[k] for k in inside[j.node]]
         shape = (nodes[j.node].shape[layout.labels.index("c")], *layout.grid)
-        stage += bool(steps) and shape != steps[-1].shape
-        steps.append(Step(i, _name(branch, nodes[j.node].module), _kind(branch), stage, i / max(len(joins) - 1, 1), shape,
-                          _closing(nodes, j), layout, nodes[j.node].addition, j.stream == nodes[j.node].inputs[0]))
-    return steps
+        stage, last = stage + (i > 0 and shape != last), shape
+        found.append((Step(i, _name(branch, nodes[j.node].module), _kind(branch), stage, i / max(len(joins) - 1, 1), shape,
+                           _closing(nodes, j), layout, nodes[j.node].addition, j.stream == nodes[j.node].inputs[0]), inside[j.node]))
+    return found
 
 # %% ../nbs/foundations/02_steps.ipynb #1d5fa0c2
 def _named_steps(nodes, patterns, grid):
@@ -463,7 +469,7 @@ def _steps_and_additions(model, example, grid, modules=None):
     key = (structure, tuple(example.shape[1:]), grid and tuple(grid), patterns)
     if key not in (cache := _found.setdefault(model, {})):
         nodes, additions = trace(model, example)
-        steps = _named_steps(nodes, patterns, grid) if patterns else _steps(nodes, grid)
+        steps = _named_steps(nodes, patterns, grid) if patterns else [step for step, _ in branches(nodes, grid)]
         if patterns and not steps: raise ValueError(f"No module of {type(model).__name__} named {' or '.join(patterns)} returns a feature map: see model.named_modules() for the names.")
         if not steps: raise ValueError(f"{type(model).__name__} has no residual additions, so it has no steps to measure; what its modules return can be read by name, as with modules=\"features.*\".")
         cache.clear()
@@ -550,7 +556,7 @@ def observe(
     watch = _Watch(join)
     watch.begin(steps, additions)
     watching = _module_results(model, steps, show) if modules else watch
-    with evaluation_mode(model), _plain_attention(), _eager(model), watching: logits = model(images)
+    with evaluation_mode(model), plain_attention(), _eager(model), watching: logits = model(images)
     if not modules: watch.end()
     return getattr(logits, "logits", logits)
 
@@ -573,7 +579,7 @@ def intervene(
     with ExitStack() as stack:
         stack.callback(inner.register_forward_pre_hook(partial(_begin, watch, changes, grid), with_kwargs=True).remove)
         stack.callback(inner.register_forward_hook(lambda *_: None if _tracing else watch.end()).remove)
-        for context in (_plain_attention(), _eager(model), watch): stack.enter_context(context)
+        for context in (plain_attention(), _eager(model), watch): stack.enter_context(context)
         yield model
 
 # %% ../nbs/foundations/02_steps.ipynb #9e023699
