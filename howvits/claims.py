@@ -634,8 +634,8 @@ def _halves(values, splits, seed):
 def adjust(
     verdicts,  # of the whole book, or as much of it as there is
 ) -> pd.DataFrame:  # one row per component: chapter, claim, component, p, holm, bh
-    "P-values corrected for the number of components, within each chapter and over all."
-    rows = [dict(chapter=v.claim.chapter, claim=v.claim.id, component=r.component, p=r.p) for v in verdicts for r in v.components.itertuples()]
+    "P-values corrected for the number of components that decide, within each chapter and over all."
+    rows = [dict(chapter=v.claim.chapter, claim=v.claim.id, component=r.component, p=r.p) for v in verdicts for r in v.components.itertuples() if r.decides]
     table = pd.DataFrame(rows, columns=["chapter", "claim", "component", "p"])
     if table.empty: return table.assign(holm=[], bh=[])
     table["holm"] = table.groupby("chapter")["p"].transform(lambda p: multipletests(p, method="holm")[1])
@@ -665,7 +665,7 @@ DECIDES = {True: "", False: " (shown, does not decide)"}
 
 
 def _number(x): return "" if x is None or pd.isna(x) else f"{x:.3g}".replace("-", "−")
-def _p(p): return "<\u00a00.001" if p < 0.001 else f"{p:.2g}"  # \u00a0: no line break there
+def _p(p): return "–" if np.isnan(p) else "<\u00a00.001" if p < 0.001 else f"{p:.2g}"  # \u00a0: no line break there
 
 
 def result_table(
@@ -681,7 +681,7 @@ def result_table(
         "smallest detectable effect": c["mde"].map(_number), "p": c["p"].map(_p)})
     if c["paper"].notna().any(): table.insert(4, "paper", c["paper"].map(_number))
     if adjusted is not None:
-        own = adjusted[adjusted["claim"] == verdict.claim.id].set_index("component").loc[c["component"]]
+        own = adjusted[adjusted["claim"] == verdict.claim.id].set_index("component").reindex(c["component"])  # those that do not decide are not in it
         table["p, Holm (chapter)"], table["p, BH (book)"] = own["holm"].map(_p).values, own["bh"].map(_p).values
     return table.assign(outcome=c["outcome"].map(MARKS) + "\u00a0" + c["outcome"] + c["within_margin"].map({True: ", within the margin", False: ""}))
 

@@ -47,16 +47,16 @@ class DatasetInfo:
     size: tuple[int, int]  # height and width of an image as a network gets it
     mean: tuple[float, float, float]  # per channel, over the training set, white = 1
     std: tuple[float, float, float]
-    counts: dict = field(default_factory=dict)  # number of images in the files "train" and "test", where fixed
+    counts: dict = field(default_factory=dict)  # number of images to train and to test on
 
 # %% ../nbs/foundations/00_data.ipynb #b2b4ed39
 _GREY = dict(num_classes=10, size=(32, 32), mean=(0.2860,) * 3, std=(0.3530,) * 3)
 DATASETS = {
     "fashion_mnist": DatasetInfo("Fashion-MNIST", counts={"train": 60_000, "test": 10_000}, **_GREY),
     "fashion_mnist_mini": DatasetInfo("Fashion-MNIST mini", counts={"train": 10_000, "test": 2_000}, **_GREY),
-    "cifar10": DatasetInfo("CIFAR-10", 10, (32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": DatasetInfo("CIFAR-100", 100, (32, 32), (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-    "imagenet": DatasetInfo("ImageNet", 1000, (224, 224), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+    "cifar10": DatasetInfo("CIFAR-10", 10, (32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), {"train": 50_000, "test": 10_000}),
+    "cifar100": DatasetInfo("CIFAR-100", 100, (32, 32), (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), {"train": 50_000, "test": 10_000}),
+    "imagenet": DatasetInfo("ImageNet", 1000, (224, 224), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, {"train": 1_281_167, "test": 50_000}),
 }
 FASHION_CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 

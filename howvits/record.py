@@ -74,6 +74,7 @@ def faults(row: dict):  # iterator of sentences
     if set(row) != set(COLUMNS): return (yield f"the columns must be {', '.join(COLUMNS)}")
     if empty := [name for name, value in row.items() if pd.isna(value) and name != "commit"]: return (yield f"{', '.join(empty)} is missing")
     if row["key"] != key_of(row["config"]): yield f"the configuration does not match the key {row['key']}: it has been edited, or belongs to another run"
+    if row["config"] != json.dumps(json.loads(row["config"]), sort_keys=True, separators=(",", ":")): yield "the configuration is not canonical JSON: it was not written by howvits"
     for name in ("error", "ece", "confidence"):
         if not 0 <= float(row[name]) <= 1: yield f"{name} is {row[name]}, which is no proportion"
     for name in ("n", "nll", "nll_train", "parameters", "images_seen", "images_per_second", "seconds"):

@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import io
 import json
+import math
 import os
 import random
 import shutil
@@ -31,6 +32,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial
 from importlib.resources import files
+from numbers import Integral
 from pathlib import Path
 from typing import get_args
 
@@ -89,6 +91,8 @@ class RunConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "snapshots", tuple(self.snapshots))
+        object.__setattr__(self, "subset", None if self.subset == 1 else self.subset)
+        object.__setattr__(self, "channels_last", bool(self.channels_last))
         check_config(self)
 
     @property
@@ -108,8 +112,16 @@ def check_config(config: RunConfig):
         raise ValueError("give the length of the run either as epochs or as images (seen), and not both.")
     for name in ("epochs", "images", "batch_size", "lr", "subset", "clip_grad"):
         value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be above 0, not {value!r}.")
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0 and finite, not {value!r}.")
+    for name in ("weight_decay", "mixup", "cutmix", "seed"):
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ValueError(f"{name} must be at least 0 and finite, not {getattr(config, name)!r}.")
+    for name in ("images", "batch_size", "seed"):
+        if (value := getattr(config, name)) is not None and not isinstance(value, Integral):
+            raise ValueError(f"{name} must be a whole number, not {value!r}.")
+    if "drop_path_rate" in config.model_args:
+        raise ValueError("give stochastic depth as drop_path, and not in model_args.")
     if (config.mixup or config.cutmix) and config.batch_size % 2:
         raise ValueError(f"mixup and CutMix pair the images of a batch: batch_size must be even, not {config.batch_size}.")
     for name in ("warmup", "label_smoothing", "drop_path"):
@@ -117,6 +129,8 @@ def check_config(config: RunConfig):
             raise ValueError(f"{name} must lie in [0, 1), not {getattr(config, name)!r}.")
     if not all(0 < share < 1 for share in config.snapshots):
         raise ValueError(f"snapshots are shares of the run between 0 and 1, such as 0.5, not {config.snapshots!r}; early and late are always kept.")
+    if len({f"{share:g}" for share in config.snapshots}) < len(config.snapshots):
+        raise ValueError(f"snapshots are named by their shares, to six digits: {config.snapshots!r} has two of one name.")
 
 # %% ../nbs/foundations/03_training.ipynb #4cc14ce7
 RECIPE = 2  # the version of the training loop, of the defaults and of our networks
@@ -473,8 +487,8 @@ def run_folder(
 def save_state(trainer: Trainer, path: Path):
     "Write all that changes from step to step."
     buffer = io.BytesIO()
-    torch.save(dict(model=trainer.model.state_dict(), optimiser=trainer.optimiser.state_dict(), losses=trainer.losses,
-                    step=trainer.step, seconds=trainer.seconds, started=trainer.started), buffer)
+    torch.save(dict(key=trainer.config.key, model=trainer.model.state_dict(), optimiser=trainer.optimiser.state_dict(), losses=trainer.losses,
+                    step=trainer.step, seconds=trainer.seconds, started=trainer.started, commit=trainer.commit), buffer)
     write_bytes(path, buffer.getvalue())
 
 
@@ -482,10 +496,12 @@ def load_state(trainer: Trainer, path: Path):
     "Take up a run where `save_state` left it. Raises `ValueError` for a damaged file."
     try:
         state = torch.load(io.BytesIO(from_first(path.read_bytes)), map_location=trainer.device, weights_only=True)
+        if state.get("key", trainer.config.key) != trainer.config.key: raise ValueError("of another run")
         trainer.model.load_state_dict(state["model"])
         trainer.optimiser.load_state_dict(state["optimiser"])
         trainer.losses, trainer.step, trainer.seconds = state["losses"].cpu(), state["step"], state["seconds"]
         trainer.started = state.get("started")  # None: saved by a version that did not note it
+        trainer.commit = ", ".join(dict.fromkeys(filter(None, [state.get("commit"), trainer.commit]))) or None  # all that had a part in it
         trainer.batches = None
     except Exception as error:
         raise ValueError(f"the saved state {path} is damaged ({type(error).__name__}): delete it to train this run from the start.") from error
@@ -639,7 +655,8 @@ def train(
             if stop:
                 raise KeyboardInterrupt(f"after step {trainer.step} of {trainer.steps}; the same call of fit goes on from there")
     if first:
-        save_snapshot(trainer, folder / "late.safetensors")
+        for name in (name for name, step in moments.items() if step == trainer.steps):
+            save_snapshot(trainer, folder / f"{name}.safetensors")
         save_state(trainer, folder / "state.pt")
 
 # %% ../nbs/foundations/03_training.ipynb #aacefc79
