@@ -158,7 +158,7 @@ def find_weights(
         return Weights(named or meta["name"], True, f"Weights of the checkpoint {Path(path).name}.", Path(path), meta.get("args"), meta.get("seed", 0))
     if named in list_models(pretrained=True): return Weights(named, True, "Trained weights of the zoo.", seed=load_checkpoint(ASSETS / named)[1].get("seed", 0))
     if cached_by_timm(named): return Weights(named, False, "timm's pretrained weights with a new head: figures, no verdict.")
-    return Weights(named, False, "Untrained weights: figures, no verdict.")
+    return Weights(named, False, "Random weights: figures, no verdict. (-p checkpoint FILE takes trained ones.)")
 
 
 def cached_by_timm(name: str) -> bool:
@@ -265,7 +265,7 @@ def start(
     folder = output_folder(chapter, weights.name + (f"-{weights.checkpoint.stem}" if weights.checkpoint else ""), out)
     seed_everything(seed)
     run = ChapterRun(chapter, {**parameters, **further}, weights, network, data, count, min(batch_size, count), where, folder, started)
-    print(f"{run.name}: {weights.note} Images: {count:,} of {data.note} Device: {where}.")
+    tell(f"{run.name}: {weights.note} Images: {count:,} of {data.note} Device: {where}.")
     return run
 
 # %% ../nbs/foundations/08_chapters.ipynb #6f878474
@@ -364,5 +364,6 @@ def finish(
                   seconds=round(time.perf_counter() - run.started, 2), claims=[claim_record(v) for v in claims], **further)
     files = publish(run.out, writers, record)
     where = os.path.relpath(run.out) if run.out.resolve().is_relative_to(Path.cwd()) else run.out
+    for sentence in (s for group in further.get("sentences", {}).values() for s in group) if len(runs) == 1 else (): tell(sentence)
     tell(f"{', '.join(f.name for f in files)} are in {where}")
     return files

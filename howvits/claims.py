@@ -731,7 +731,7 @@ def how_to_make(
 ) -> str:
     "How a reader makes a missing run, with code between backticks."
     return (f"`make runs CLAIM={claim.id}` (or `python -m howvits.sweep --claim {claim.id}`) trains what is missing, and skips what is there. "
-            f"Then measure each checkpoint with `papermill nbs/{claim.chapter}.ipynb -p model NAME -p checkpoint FILE`.")
+            f"`make measures CHAPTER={claim.chapter}` then measures the runs, where a claim asks for more than the record of training holds.")
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ class FoldMeans:
 OPERANDS = ("stream", "branch", "output")
 
 def _checked_folds(folds, images):
+    if images is not None and images < 1: raise ValueError(f"images must be at least 1, not {images!r}.")
     if not isinstance(folds, int) or folds < 1: raise ValueError(f"folds must be a whole number of at least 1, not {folds!r}.")
     if images is not None and images < folds: raise ValueError(f"{images} images cannot fill {folds} folds: give at least {folds} images.")
 
@@ -127,8 +128,9 @@ def measure_log_amplitude(
 ) -> pd.DataFrame:          # step, name, kind, stage, depth, of, fold, n, frequency (in pi), log_amplitude, delta_log_amplitude
     "Mean log amplitude of every step's map on the half diagonal, and relative to frequency 0. Raises `ValueError` for NaN, by step."
     _checked_folds(folds, images)
+    of = (of,) if isinstance(of, str) else tuple(of)
     if wrong := [o for o in of if o not in OPERANDS]: raise ValueError(f"A step has no {wrong[0]!r}: choose from {', '.join(OPERANDS)}.")
-    if modules and tuple(of) != ("output",): raise ValueError('A named module has no stream and no branch: measure it with of=("output",).')
+    if modules and of != ("output",): raise ValueError('A named module has no stream and no branch: measure it with of=("output",).')
     means, steps = FoldMeans(folds), {}
 
     def visit(step, *maps):
@@ -147,10 +149,11 @@ def measure_log_amplitude(
 
 # %% ../nbs/05_fourier.ipynb #919c0f08
 def _tidy(means, steps):
-    "One row for each step, operand, fold and frequency."
+    "One row for each step, operand, fold and frequency; NaN where every channel of every image is silent."
     rows = []
     for (index, name), _ in sorted(means.sums.items(), key=lambda item: (item[0][0], OPERANDS.index(item[0][1]))):
         s, values = steps[index], means.mean((index, name))
+        values[values <= math.log(FLOOR) + 1e-6] = torch.nan
         frequencies = diagonal_frequencies(*s.shape[1:]).tolist()
         rows += [dict(step=index, name=s.name, kind=s.kind, stage=s.stage, depth=s.depth, of=name, fold=fold, n=int(means.seen[fold]),
                       frequency=f, log_amplitude=float(v), delta_log_amplitude=float(v - row[0]))

@@ -62,7 +62,7 @@ def plot_fit(
         ax.plot(x, y, **{**style, "markersize": 9})
         ax.annotate(name, (x, y), xytext=(8, -10), textcoords="offset points", color=style["color"])
     ax.set(xlabel="NLL on the augmented training set", ylabel="test error")
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
     return ax
 
 # %% ../nbs/02_inductive_bias.ipynb #aef19704
@@ -80,5 +80,5 @@ def plot_trends(
             plot_band(mean_and_interval(group, [x], value), x, model=name, ax=ax, **style)
             ax.plot(group[x], group[value], ".", color=line_style(name)["color"], markersize=3, alpha=0.5)
         ax.set(xscale="log", xlabel=xlabel or x, ylabel=title)
-    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1))
     return list(axes)

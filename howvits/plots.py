@@ -192,7 +192,7 @@ def say_empty(
     "Write `text` into those axes of a figure that have nothing drawn in them."
     for ax in figure.axes:
         if ax.has_data(): continue
-        ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=GREY)
+        ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center")
         ax.set(xticks=[], yticks=[])
     return figure
 

@@ -140,6 +140,10 @@ class Planned:
     where: dict  # the condition, as in the claims table
     seed: int
     config: RunConfig | None  # None: its learning rate has not been chosen yet
+    preset: str = "small"
+
+    @property
+    def likely(self) -> RunConfig: return self.config or config_of(self.where, self.seed, PRESETS[self.preset].rates[0], self.preset)
 
     def __str__(self): return ", ".join([self.where["model"], *(f"{k} {v}" for k, v in self.where.items() if k != "model"), f"seed {self.seed}"])
 
@@ -184,7 +188,7 @@ def plan(
             if model not in rates:
                 rates[model] = choose_rate(model, runs, preset)
                 planned += [Planned({"model": model, "trial at lr": c.lr}, c.seed, c) for c in trials(model, preset)]
-            planned += [Planned(where, seed, rates[model] and config_of(where, seed, rates[model], preset)) for seed in range(seeds)]
+            planned += [Planned(where, seed, rates[model] and config_of(where, seed, rates[model], preset), preset) for seed in range(seeds)]
         except ValueError as e: impossible.append(str(e))
     by_key = {}
     for run in planned:
@@ -364,6 +368,7 @@ def measure_all(
 def measure_command(chapter: str, preset: str) -> int:  # exit status
     "Measure, and say what could not be."
     lost = measure_all(chapter, preset)
+    print(f"{chapter}: {read_measures(chapter)['key'].nunique()} runs are measured" + (f", {len(lost)} could not be." if lost else "."))
     for run in lost: print(f"{run}: its weights are not on this machine; python -m howvits.sweep --again trains them", file=sys.stderr)
     return 1 if lost else 0
 
@@ -448,9 +453,9 @@ def describe(
     jobs: int,
 ) -> str:
     "The plan, for people."
-    lines = [f"{p}: {clock.seconds(p.config):.0f} s" for p in now] + [f"{p}: when its learning rate has been chosen" for p in later] + impossible
-    hours = sum(clock.seconds(p.config) for p in now) / jobs / 3600
-    return "\n".join([*lines, f"{len(now)} runs to train now, about {hours:.1f} h with {jobs} at a time; {len(later)} to follow."])
+    lines = [f"{p}: {clock.seconds(p.config):.0f} s" for p in now] + [f"{p}: about {clock.seconds(p.likely):.0f} s, when its learning rate has been chosen" for p in later] + impossible
+    hours = [sum(map(clock.seconds, configs)) / jobs / 3600 for configs in ([p.config for p in now], [p.likely for p in later])]
+    return "\n".join([*lines, f"{len(now)} runs to train now, about {hours[0]:.1f} h with {jobs} at a time; {len(later)} to follow, about {hours[1]:.1f} h."])
 
 
 def train_all(

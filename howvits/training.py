@@ -814,6 +814,8 @@ def main(arguments: list[str] | None = None):
             run = fit(RunConfig(**given), **options)
             if processes()[0] == 0:
                 print(json.dumps(dict(key=run.config.key, checkpoint=run.checkpoint and str(run.checkpoint), **run.metrics)))
+    except KeyboardInterrupt:
+        parser.exit(130, "Stopped. The same command goes on from here.\n")
     except (ValueError, OSError) as error:
         parser.exit(2, f"{error}\n")
 

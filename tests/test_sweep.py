@@ -108,8 +108,8 @@ def test_dry_run_prints_the_plan_and_trains_nothing(places, capsys, monkeypatch)
     monkeypatch.setattr("howvits.sweep.measure_throughput", lambda config, steps: 400.0)
     assert main(["--claim", "I5", "--dry-run", "--jobs", "2"]) == 0
     out = capsys.readouterr().out
-    assert "vit, trial at lr 0.001, seed 0: 112 s" in out and "vit, patch 8, seed 4: when its learning rate has been chosen" in out
-    assert "15 runs to train now, about 0.2 h with 2 at a time; 47 to follow." in out
+    assert "vit, trial at lr 0.001, seed 0: 112 s" in out and "vit, patch 8, seed 4: about 125 s, when its learning rate has been chosen" in out
+    assert "15 runs to train now, about 0.2 h with 2 at a time; 47 to follow, about 0.8 h." in out
     assert not read_runs().shape[0]
 
 
