@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from .data import batches
 from .plots import line_style, mean_and_interval, plot_band, shade_steps
-from .steps import evaluation_mode, observe
+from .steps import evaluation_mode, image_channels, observe
 
 # %% ../nbs/05_fourier.ipynb #df6313f1
 def diagonal_length(
@@ -140,7 +140,7 @@ def measure_log_amplitude(
             means.add((step.index, name), log_amplitude(x))
 
     with torch.no_grad():
-        for x, _ in tqdm(batches(data, batch_size, images, _device_of(model, device)), "Fourier", leave=False, delay=2):
+        for x, _ in tqdm(batches(data, batch_size, images, _device_of(model, device), channels=image_channels(model)), "Fourier", leave=False, delay=2):
             means.next(len(x))
             observe(model, x, visit, modules=modules, grid=grid)
             for index, name in means.not_finite():
@@ -230,7 +230,7 @@ def accuracy_under(
     _checked_folds(folds, images)
     means, device = FoldMeans(folds), _device_of(model, device)
     with torch.no_grad(), evaluation_mode(model):
-        for x, y in tqdm(batches(data, batch_size, images), "Changed images", leave=False, delay=2):
+        for x, y in tqdm(batches(data, batch_size, images, channels=image_channels(model)), "Changed images", leave=False, delay=2):
             means.next(len(x))
             for v, changed in enumerate(variants(x)):
                 logits = model(changed.to(device))

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIGHT', 'SCALE', 'ATTENTION', 'MOST_APART',
            'CHANGED_COURSE', 'CHANGES', 'Node', 'evaluation_mode', 'plain_attention', 'trace', 'Layout', 'Step',
-           'branches', 'unwrap', 'find_steps', 'observe', 'intervene']
+           'branches', 'unwrap', 'image_channels', 'find_steps', 'observe', 'intervene']
 
 # %% ../nbs/foundations/02_steps.ipynb #e95889f7
 import heapq
@@ -439,13 +439,17 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
     return model
 
+def image_channels(model: nn.Module) -> int | None:
+    "The channels of the images that a model reads, by its first convolution; None if it has none."
+    return next((m.in_channels for m in _modules(model) if isinstance(m, nn.Conv2d)), None)
+
 def _check_images(model, images):
     "Images have to be a batch (B, C, H, W) with the channels that the model's first convolution reads."
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise ValueError(f"Images have to be a tensor (B, C, H, W), not {tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__}.")
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    if first is not None and first.in_channels in (1, 3) and images.shape[1] in (1, 3) and images.shape[1] != first.in_channels:
-        raise ValueError(f"The model reads {first.in_channels}-channel images, these have {images.shape[1]}: "
+    channels = image_channels(model)
+    if channels in (1, 3) and images.shape[1] in (1, 3) and images.shape[1] != channels:
+        raise ValueError(f"The model reads {channels}-channel images, these have {images.shape[1]}: "
                          f"{'repeat the grey channel three times (images.expand(-1, 3, -1, -1))' if images.shape[1] == 1 else 'turn them grey first'}.")
 
 # %% ../nbs/foundations/02_steps.ipynb #18384f44
@@ -571,7 +575,8 @@ def intervene(
     grid: tuple = None,  # as in `find_steps`
 ):
     "Within: `model` runs with these steps changed. A function gets and returns tensors as the model keeps them (see `Step.layout`)."
-    for change in changes.values():
+    for index, change in changes.items():
+        if not isinstance(index, int): raise ValueError(f"Steps are named by their numbers, from 0 on, not by {index!r}.")
         if not callable(change): check_choice(change, CHANGES, "intervention")
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
         raise ValueError("A DataParallel model runs on several devices at once: intervene on model.module.")
