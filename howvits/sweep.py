@@ -453,7 +453,8 @@ def describe(
     jobs: int,
 ) -> str:
     "The plan, for people."
-    lines = [f"{p}: {clock.seconds(p.config):.0f} s" for p in now] + [f"{p}: about {clock.seconds(p.likely):.0f} s, when its learning rate has been chosen" for p in later] + impossible
+    lines = [f"{p}: {clock.seconds(p.config):.0f} s" for p in now] + [f"{p}: about {clock.seconds(p.likely):.0f} s, when its learning rate has been chosen" for p in later]
+    lines += impossible[:3] + [f"... and {len(impossible) - 3} more conditions that nothing makes yet."] * (len(impossible) > 3)
     hours = [sum(map(clock.seconds, configs)) / jobs / 3600 for configs in ([p.config for p in now], [p.likely for p in later])]
     return "\n".join([*lines, f"{len(now)} runs to train now, about {hours[0]:.1f} h with {jobs} at a time; {len(later)} to follow, about {hours[1]:.1f} h."])
 
