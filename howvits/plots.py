@@ -193,7 +193,7 @@ def say_empty(
     for ax in figure.axes:
         if ax.has_data(): continue
         ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center")
-        ax.set(xticks=[], yticks=[])
+        ax.tick_params(bottom=False, left=False, labelbottom=False, labelleft=False)  # not set(xticks=[]): others may share the axis
     return figure
 
 # %% ../nbs/foundations/06_plots.ipynb #82aec647
