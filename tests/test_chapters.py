@@ -156,7 +156,7 @@ def test_a_checkpoint_by_path(folder):
 
 def test_a_model_of_timm_gets_images_of_its_size(folder, capsys):
     run = start(folder, model="resnet10t", images=None)
-    assert "Untrained weights: figures, no verdict." in capsys.readouterr().out and not run.weights.trained
+    assert "Random weights: figures, no verdict." in capsys.readouterr().out and not run.weights.trained
     images, labels = run.data.batch(range(2))
     assert run.model(images).shape == (2, 10) and images.shape[-2:] == tuple(run.model.pretrained_cfg["input_size"][1:]) and run.images == chapters.SOME
     assert "Resized" in run.data.note and not run.model.training

@@ -172,7 +172,7 @@ def test_one_missing_run_is_named():
     result = verdict("D4", runs)
     assert result.overall == "no verdict" and result.components.empty
     assert result.missing.to_dict("records") == [dict(cell="vit", seed=5, measure="error", why="no run")]
-    assert "vit: seed 5 (no run)" in claim_box(result)._repr_html_() and "papermill nbs/04_data_specificity.ipynb" in repr(claim_box(result))
+    assert "vit: seed 5 (no run)" in claim_box(result)._repr_html_() and "make measures CHAPTER=04_data_specificity" in repr(claim_box(result))
 
 
 # The register
