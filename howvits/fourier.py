@@ -153,7 +153,7 @@ def _tidy(means, steps):
     rows = []
     for (index, name), _ in sorted(means.sums.items(), key=lambda item: (item[0][0], OPERANDS.index(item[0][1]))):
         s, values = steps[index], means.mean((index, name))
-        values[values <= math.log(FLOOR) + 1e-6] = torch.nan
+        values[values <= math.log(FLOOR) + 1e-4] = torch.nan  # to the rounding of a mean over many channels
         frequencies = diagonal_frequencies(*s.shape[1:]).tolist()
         rows += [dict(step=index, name=s.name, kind=s.kind, stage=s.stage, depth=s.depth, of=name, fold=fold, n=int(means.seen[fold]),
                       frequency=f, log_amplitude=float(v), delta_log_amplitude=float(v - row[0]))
