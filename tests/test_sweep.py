@@ -134,7 +134,8 @@ if __name__ == "__main__":
     script = places / "script.py"
     script.write_text(program)
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "TQDM_DISABLE": "1"}
-    process = subprocess.Popen([sys.executable, str(script)], env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background has it ignored
+    process = subprocess.Popen([sys.executable, str(script)], env=environment, start_new_session=True, preexec_fn=heed, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: len(read_runs()) == 1 and list((places / "cache" / "runs").glob("vit-*/config.json"))[1:], process)
     time.sleep(2)
     os.killpg(process.pid, signal.SIGINT)
