@@ -10,12 +10,13 @@ the time on top of the bare forward passes; *peak* is the highest resident memor
 before, and *peak extra* what of it is beyond the peak of the bare passes (Linux only).
 """
 import argparse
-import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
+from timing import in_turn
 
 from howvits.fourier import FLOOR, measure_log_amplitude
 from howvits.models import create_model
@@ -71,14 +72,8 @@ def compare(name, images, batch, rounds):
     found = time.perf_counter() - start
     batches = [(torch.randn(batch, *size, generator=generator), torch.zeros(batch, dtype=torch.long)) for _ in range(images // batch)]
     difference = abs(ours(model, batches) - peer(model, batches)).max()  # warms up too
-    seconds = {f: [] for f in (bare, ours, peer)}
-    for _ in range(rounds):
-        for f in seconds:
-            start = time.perf_counter()
-            f(model, batches)
-            seconds[f].append(time.perf_counter() - start)
-    t = {f.__name__: statistics.median(s) for f, s in seconds.items()}
-    m = {f.__name__: peak(f, model, batches) for f in seconds}
+    t = in_turn({f.__name__: partial(f, model, batches) for f in (bare, ours, peer)}, rounds)
+    m = {f.__name__: peak(f, model, batches) for f in (bare, ours, peer)}
     extra = {name: max(value - m["bare"], 1) for name, value in m.items()}
     return {"model": name, "images": images, "found s": found, "bare s": t["bare"], "ours s": t["ours"], "fft2 s": t["peer"], "ours / bare": t["ours"] / t["bare"],
             "extra: fft2 / ours": (t["peer"] - t["bare"]) / max(t["ours"] - t["bare"], 1e-9),

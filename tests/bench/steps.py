@@ -3,11 +3,11 @@
     python tests/bench/steps.py [--batch 64] [--rounds 9] [--threads N] [model ...]
 """
 import argparse
-import statistics
 import time
 
 import pandas as pd
 import torch
+from timing import in_turn
 
 from howvits.models import create_model
 from howvits.steps import find_steps, observe
@@ -20,17 +20,11 @@ def compare(name, batch, rounds):
     model = create_model(name).eval()
     images = torch.randn(batch, *model.pretrained_cfg["input_size"])
     variants = {"plain s": lambda: model(images), "observed s": lambda: observe(model, images, lambda *_: None)}
-    seconds = {name: [] for name in variants}
     with torch.no_grad():
         start = time.perf_counter()
         count = len(find_steps(model, images))
         found = time.perf_counter() - start
-        for _ in range(rounds + 1):
-            for variant, run in variants.items():
-                start = time.perf_counter()
-                run()
-                seconds[variant].append(time.perf_counter() - start)
-    row = {variant: statistics.median(s[1:]) for variant, s in seconds.items()}
+        row = in_turn(variants, rounds, warm_up=1)
     return {"model": name, "steps": count, "found once in s": found, **row, "observed / plain": row["observed s"] / row["plain s"]}
 
 
