@@ -30,5 +30,5 @@ zoo: $(INSTALLED)
 $(INSTALLED): constraints.txt settings.ini setup.py pyproject.toml
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "The book needs Python 3.11 or later; name one: make PYTHON=python3.11"; exit 1; }
 	@$(BIN)/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,sweep]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,sweep]" --config-settings editable_mode=compat -c constraints.txt
 	@touch $@

@@ -32,7 +32,7 @@ from torchvision.transforms.functional import resize
 
 from .claims import missing_list
 from .data import ImageDataset, load_dataset
-from .evaluation import resolve_device, seed_everything
+from .evaluation import keep_memory, resolve_device, seed_everything
 from .models import ASSETS, ZOO, create_model, list_models, load_checkpoint
 from .plots import save_figure
 
@@ -248,6 +248,7 @@ def start(
     seed: int = 0,
     device: str = "auto",
     out: str | Path | None = None,  # default: runs/<chapter>/<model>
+    least: int = 1,  # images that the chapter needs: two, where it gives intervals over them
     **further,  # the chapter's own parameters, for the record
 ) -> ChapterRun:
     "Check the parameters, and make ready. Raises `ValueError`, `TypeError` or `FileNotFoundError`, in one sentence, before anything takes long."
@@ -256,6 +257,8 @@ def start(
     check_injected(defined, given)
     parameters = dict(model=model, dataset=dataset, checkpoint=checkpoint, images=images, batch_size=batch_size, seed=seed, device=device, out=out)
     check_parameters(parameters)
+    if images is not None and images < least: raise ValueError(f"images={images} is too few: {chapter} needs {least} or more.")
+    keep_memory()
     where = resolve_device(device)
     weights = find_weights(model, checkpoint)
     data = load_dataset(dataset)

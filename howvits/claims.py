@@ -30,8 +30,8 @@ from statsmodels.stats.power import TTestPower
 __all__ = ['KINDS', 'OPTIONAL', 'REGISTER', 'MARKS', 'SIDES', 'DECIDES', 'Cell', 'Component', 'Claim', 'slope_weights',
            'claim_hash', 'register', 'load_claims', 'find_claim', 'check_runs', 'missing_runs', 'to_scale', 'Estimate',
            'contrast_of_means', 'regression', 'estimate_from', 'estimate', 'margin_on_scale', 'judge', 'overall',
-           'Verdict', 'verdict', 'aa_control', 'adjust', 'for_this_network', 'result_table', 'plan_table', 'rule_of',
-           'missing_list', 'how_to_make', 'ClaimBox', 'claim_box', 'as_table', 'main']
+           'Verdict', 'verdict', 'aa_control', 'adjust', 'for_this_network', 'in_brief', 'result_table', 'plan_table',
+           'rule_of', 'missing_list', 'how_to_make', 'ClaimBox', 'claim_box', 'as_table', 'main']
 
 # %% ../nbs/foundations/05_claims.ipynb #1381566b
 @dataclass(frozen=True)
@@ -642,6 +642,15 @@ def adjust(
     return table.assign(bh=multipletests(table["p"], method="fdr_bh")[1])
 
 # %% ../nbs/foundations/05_claims.ipynb #0240983f
+def _over_folds(values, level):
+    "Mean and ends of its interval, as texts."
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
+        raise ValueError(f"an interval over images needs two folds or more, each with a finite value; these are {values}.")
+    ends = sm.stats.DescrStatsW(values).tconfint_mean(1 - level)
+    return [f"{round(x, 12) + 0.0:.3g}".replace("-", "−") for x in (values.mean(), *ends)]  # a rounding error is 0
+
+# %% ../nbs/foundations/05_claims.ipynb #72c34fd1
 def for_this_network(
     values,  # the estimate on each fold of the images, (folds,)
     what: str,  # the subject of the sentence: "the mean change across its MSAs"
@@ -650,13 +659,18 @@ def for_this_network(
     level: float = 0.95,
 ) -> str:
     "A sentence about one network, with an interval over folds of images. Raises `ValueError` for fewer than two folds."
-    values = np.asarray(values, dtype=float)
-    if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
-        raise ValueError(f"an interval over images needs two folds or more, each with a finite value; these are {values}.")
-    low, high = sm.stats.DescrStatsW(values).tconfint_mean(1 - level)
-    number = lambda x: f"{x:.3g}{unit}".replace("-", "−")
-    return (f"For this network, {what} is {number(values.mean())} ({100 * level:g} % interval over {len(values)} folds of the images: "
-            f"{number(low)} to {number(high)}). One network is no verdict.")
+    mean, low, high = _over_folds(values, level)
+    return (f"For this network, {what} is {mean}{unit} ({100 * level:g} % interval over {len(values)} folds of the images: "
+            f"{low}{unit} to {high}{unit}). One network is no verdict.")
+
+
+def in_brief(
+    values,  # the estimate on each fold of the images, (folds,)
+    *,
+    level: float = 0.95,
+) -> str:  # mean (low to high)
+    "Mean and interval over folds of images, for a cell of a table. Raises `ValueError` for fewer than two folds."
+    return "{} ({} to {})".format(*_over_folds(values, level))
 
 # %% ../nbs/foundations/05_claims.ipynb #23dc6ce8
 MARKS = {"holds": "✓", "contradicted": "✗", "negligible": "≈", "inconclusive": "?", "no verdict": "…"}

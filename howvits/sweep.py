@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from .claims import Claim, Verdict, find_claim, load_claims, missing_runs, verdict
 from .data import DATASETS, check_choice, load_dataset
+from .evaluation import keep_memory
 from .models import ZOO, create_model, load_checkpoint, save_checkpoint
 from .record import COLUMNS, add_measures, add_run, find_run, kept_path, read_measures, read_runs, record_folder
 from .training import Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder, utc_now
@@ -255,6 +256,7 @@ def train_one(
 ) -> dict:  # its row of the record
     "`fit`, in a process of its own."
     torch.set_num_threads(threads)
+    keep_memory()
     return record_row(fit(config, save_every=save_every, progress=False, again=True))
 
 

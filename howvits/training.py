@@ -57,7 +57,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from .data import AUGMENTS, check_choice, load_dataset
-from .evaluation import evaluate, preserved_rng, resolve_device, seed_everything
+from .evaluation import evaluate, keep_memory, preserved_rng, resolve_device, seed_everything
 from .models import create_model, save_checkpoint, write_atomically
 from .record import cache_folder, find_run, kept_path, key_of
 from .steps import evaluation_mode
@@ -809,6 +809,7 @@ def main(arguments: list[str] | None = None):
     parser = make_parser()
     given = vars(parser.parse_args(arguments))
     options = {name: given.pop(name) for name in ("cache", "device", "save_every", "accumulate", "compile", "workers")}
+    keep_memory()
     try:
         with process_group():
             run = fit(RunConfig(**given), **options)
