@@ -191,7 +191,18 @@ def without_traces(text: str) -> str:
     text = re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "the cell above", text)
     for path, word in [(f"{ROOT}/", ""), (str(ROOT), "."), (sys.prefix, ".venv"), (str(Path.home()), "~"), (tempfile.gettempdir(), "TMP")]:
         text = text.replace(path, word)
+    for number, name in enumerate(dict.fromkeys(re.findall(r"\bT_[0-9a-f]{5}\b", text))):  # pandas' tables, by content: two of one page do not meet
+        text = text.replace(name, f"T_{hashlib.sha256(text.replace(name, '').encode()).hexdigest()[:8]}{number}")
     return re.sub(r" at 0x[0-9a-f]+", " at 0x...", text)
+
+
+def joined(outputs) -> list:
+    "`outputs`, with what was printed in pieces made one."
+    whole = []
+    for output in outputs:
+        if whole and output.output_type == whole[-1].output_type == "stream" and output["name"] == whole[-1]["name"]: whole[-1]["text"] += output["text"]
+        else: whole.append(output)
+    return whole
 
 
 def publish(notebook, name: str, made_from: dict[str, str]) -> None:
@@ -212,7 +223,7 @@ def publish(notebook, name: str, made_from: dict[str, str]) -> None:
                 if isinstance(value, str) and not mime.startswith("image/png"):
                     output["data"][mime] = without_traces(value)
         if "outputs" in cell:
-            cell["outputs"] = [output for output in cell["outputs"] if output.output_type != "stream" or output["text"].strip()]
+            cell["outputs"] = joined(output for output in cell["outputs"] if output.output_type != "stream" or output["text"].strip())
     page = page_of(name)
     page.parent.mkdir(parents=True, exist_ok=True)
     half = page.with_suffix(f".{os.getpid()}.tmp")

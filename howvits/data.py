@@ -69,8 +69,10 @@ def check_choice(
     "`value`, if it is among the choices; else a ValueError that gives the nearest ones."
     choices = list(choices)
     if value in choices: return value
-    near = difflib.get_close_matches(str(value), choices, n=3, cutoff=0.5)
-    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose one of {', '.join(map(repr, choices))}."
+    lower = {c.lower(): c for c in choices}
+    near = [lower[c] for c in difflib.get_close_matches(str(value).lower(), lower, n=3, cutoff=0.5)]
+    some = ", ".join(map(repr, choices[:20])) + (f" or {len(choices) - 20:,} others" if len(choices) > 20 else "")
+    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose one of {some}."
     raise ValueError(f"There is no {what} {value!r}: {advice}")
 
 # %% ../nbs/foundations/00_data.ipynb #ffa77955
@@ -546,8 +548,9 @@ def check_images(
     if not images.is_floating_point():
         raise ValueError(f"Images must be normalised floats, not {images.dtype}: convert them first.")
     if channels is not None and images.shape[1] != channels:
-        raise ValueError(f"Images have {images.shape[1]} channels where {channels} are needed: "
-                         "repeat the channel of grey images, images.expand(-1, 3, -1, -1).")
+        remedy = {(1, 3): "repeat the grey channel, images.expand(-1, 3, -1, -1)", (3, 1): "turn them grey first, images.mean(1, keepdim=True)"}
+        raise ValueError(f"Images have {images.shape[1]} {'channel' if images.shape[1] == 1 else 'channels'} where the model reads {channels}: "
+                         f"{remedy.get((images.shape[1], channels), 'give it images of its own kind')}.")
 
 
 def check_labels(

@@ -35,13 +35,14 @@ def resolve_device(
     return device
 
 # %% ../nbs/foundations/04_evaluation.ipynb #2a3893ce
-def keep_memory():
-    "Let glibc keep the memory that tensors leave behind, up to the largest use so far, and serve tensors of up to 1 GB from it. Elsewhere this does nothing."
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "mallopt"):
-        for option, size in ((TRIM_THRESHOLD, 2**31 - 1), (MMAP_THRESHOLD, 2**30), (TOP_PAD, 2**27)): libc.mallopt(option, size)
-
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+
+def keep_memory():
+    "Let glibc keep the memory that tensors leave behind, and serve tensors of up to 1 GB from it (32 MB, where it is an older one). Elsewhere this does nothing."
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt") and (libc.mallopt(MMAP_THRESHOLD, 2**30) or libc.mallopt(MMAP_THRESHOLD, 2**25)):  # 0: refused
+        libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(TOP_PAD, 2**27)
 
 # %% ../nbs/foundations/04_evaluation.ipynb #a028fc8b
 @contextmanager
@@ -68,7 +69,7 @@ def seed_everything(*words: int):  # one or more non-negative numbers, such as (
 # %% ../nbs/foundations/04_evaluation.ipynb #89d701bc
 @torch.no_grad()
 def predict(
-    model: nn.Module,  # maps images (B, 3, H, W) to logits (B, K)
+    model: nn.Module,  # maps images (B, C, H, W) to logits (B, K)
     data,  # a Dataset, a DataLoader or an iterable of (images, labels)
     *,
     batch_size: int = 256,  # does not change the result; for speed only

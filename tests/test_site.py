@@ -165,31 +165,6 @@ def test_hashes_cover_what_a_notebook_exports_imports_and_reads(book):
     assert len(found) == 1 and of("one")["code_sha256"] not in found
 
 
-def test_a_notebook_that_fails_stops_the_build_and_leaves_the_page_as_it_was(book):
-    assert build(book)[0] == 0
-    before = (book / "book/chapters/one.ipynb").read_bytes()
-    write_notebook(book, "print('on the way')", "raise ValueError('broken')")
-    status, said = build(book)
-    assert status != 0 and "nbs/one.ipynb: failed in code cell 2: ValueError: broken" in said
-    assert (book / "book/chapters/one.ipynb").read_bytes() == before
-    assert sorted(path.name for path in (book / "book/chapters").iterdir()) == ["one.ipynb"]
-
-
-def test_a_missing_page_stops_the_build(book):
-    with open(book / "_toc.yml", "a") as toc:
-        toc.write("- file: book/nowhere\n")
-    status, said = build(book)
-    assert status != 0 and "book/nowhere" in said
-
-
-def test_a_warning_stops_the_build_every_time(book):
-    write_notebook(book, "1")
-    (book / "book/intro.md").write_text("# Intro\n\n[a link](to/nothing.md)\n")
-    for _ in range(2):
-        status, said = build(book)
-        assert status != 0 and "to/nothing.md" in said
-
-
 # The site as files
 
 @pytest.fixture(scope="session")
