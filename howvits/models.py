@@ -123,7 +123,8 @@ class CifarPreResNet(ResNetV2):
 @register_model
 def resnet_preact(pretrained=False, **kwargs):
     "Small pre-activation ResNet: four stages of three basic blocks, as wide as `resnet`."
-    return _build(CifarPreResNet, "resnet_preact", pretrained, dict(layers=(3, 3, 3, 3), channels=(16, 24, 40, 56), stem_chs=16, basic=True, bottle_ratio=1.0), kwargs)
+    return _build(CifarPreResNet, "resnet_preact", pretrained, dict(layers=(3, 3, 3, 3), channels=(16, 24, 40, 56), stem_chs=16, basic=True, bottle_ratio=1.0,
+                  feature_cfg=dict(flatten_sequential=True)), kwargs)
 
 # %% ../nbs/foundations/01_models.ipynb #bdf610b6
 class CifarLevit(Levit):
@@ -219,7 +220,7 @@ def mixer_ti(pretrained=False, **kwargs):
 @register_model
 def resnet_preact_50(pretrained=False, **kwargs):
     "Pre-activation ResNet-50 for CIFAR, AlterNet's baseline (HDVW, E)."
-    return _build(CifarPreResNet, "resnet_preact_50", pretrained, dict(layers=(3, 4, 6, 3), channels=(256, 512, 1024, 2048)), kwargs)
+    return _build(CifarPreResNet, "resnet_preact_50", pretrained, dict(layers=(3, 4, 6, 3), channels=(256, 512, 1024, 2048), feature_cfg=dict(flatten_sequential=True)), kwargs)
 
 # %% ../nbs/foundations/01_models.ipynb #89d5fa8f
 @register_model
