@@ -18,9 +18,9 @@ import pandas as pd
 from scipy import stats
 
 # %% auto #0
-__all__ = ['STYLE', 'FAMILIES', 'COLOURS', 'GREY', 'BLUE', 'OUTCOMES', 'use_style', 'family_of', 'line_style',
-           'mean_and_interval', 'plot_band', 'step_edges', 'shade_steps', 'forest_table', 'plot_forest', 'say_empty',
-           'save_figure']
+__all__ = ['STYLE', 'FAMILIES', 'COLOURS', 'GREY', 'BLUE', 'KINDS', 'OUTCOMES', 'use_style', 'family_of', 'line_style',
+           'mean_and_interval', 'plot_band', 'step_edges', 'shade_steps', 'plot_stream', 'forest_table', 'plot_forest',
+           'say_empty', 'save_figure']
 
 # %% ../nbs/foundations/06_plots.ipynb #ab82f98e
 STYLE = {
@@ -49,7 +49,7 @@ FAMILIES = {  # family: colour, marker, line style
     "other": ("#6e6e6e", "*", (0, (3, 2))),
 }
 COLOURS = {family: colour for family, (colour, _, _) in FAMILIES.items()}
-_BEGINNINGS = {**{family: family for family in FAMILIES}, "deit": "vit", "deepvit": "vit", "convit": "vit", "resmlp": "mixer", "gmlp": "mixer"}
+_BEGINNINGS = {**{family: family for family in FAMILIES}, "deit": "vit", "deepvit": "vit", "convit": "vit", "convolutional_vit": "vit", "resmlp": "mixer", "gmlp": "mixer"}
 
 # %% ../nbs/foundations/06_plots.ipynb #0d7cb06c
 def family_of(
@@ -131,6 +131,37 @@ def shade_steps(
                     ha="center", va="bottom", fontsize=9)
     for i in np.flatnonzero(steps["kind"] == "msa"): ax.axvspan(edges[i], edges[i + 1], color=GREY, zorder=-1.5, linewidth=0)
     return ax
+
+# %% ../nbs/foundations/06_plots.ipynb #28d512c0
+KINDS = {"msa": ("MSA", "#d55e00"), "conv": ("Conv", "#1874cd"), "mlp": ("MLP", "#6e6e6e"), "mixer": ("Mixer", "#8c2d04"), "pool": ("Pool", "#0b4d3b")}
+
+
+def plot_stream(
+    steps: list,  # of `find_steps`
+    ax: plt.Axes | None = None,  # default: a new figure, as tall as it needs
+) -> plt.Axes:
+    "Draw the stream of a network from top to bottom, with a box for the branch of each step. Raises `ValueError` if there is no step."
+    if not steps: raise ValueError("There is no step to draw: find_steps(model, images) gives them.")
+    ax = ax or plt.subplots(figsize=(2.2, 1.0 + 0.3 * len(steps)))[1]
+    ax.plot([0, 0], [-1, len(steps)], color="black", linewidth=2.5, zorder=1)
+    for step in steps:
+        word, colour = KINDS[step.kind]
+        y = step.index
+        ax.plot([0, 0.5, 0.5, 0], [y - 0.42, y - 0.42, y + 0.42, y + 0.42], color=colour, linewidth=1.2, zorder=0)
+        ax.plot(0, y + 0.42, marker="o", markersize=4, color=colour, zorder=2)
+        ax.text(0.5, y, word, ha="center", va="center", fontsize=9, color="white", bbox=dict(boxstyle="round,pad=0.25", facecolor=colour, edgecolor="none"))
+    for stage in dict.fromkeys(step.stage for step in steps): _stage_band(ax, [s for s in steps if s.stage == stage])
+    ax.set(xlim=(-0.95, 0.85), ylim=(len(steps) + 0.2, -1.2))
+    ax.axis("off")
+    return ax
+
+
+def _stage_band(ax, steps):
+    "The band of a stage, with the shape of its maps; every second one is pale blue."
+    channels, height, width = steps[0].shape
+    top, bottom = steps[0].index - 0.5, steps[-1].index + 0.5
+    if steps[0].stage % 2: ax.axhspan(top, bottom, color=BLUE, zorder=-2, linewidth=0)
+    ax.text(-0.12, (top + bottom) / 2, f"{height} x {width}\n{channels} ch.", ha="right", va="center", fontsize=9)
 
 # %% ../nbs/foundations/06_plots.ipynb #eb8b031d
 OUTCOMES = {"holds": ("#1b6e3c", "o"), "contradicted": ("#a3172b", "X"), "negligible": ("#4d4d4d", "s"), "inconclusive": ("#7a5900", "D")}
