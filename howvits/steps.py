@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIGHT', 'SCALE', 'REDUCE', 'SPLIT', 'PRODUCT',
            'ATTENTION', 'WEIGHED', 'MOST_APART', 'CHANGED_COURSE', 'CHANGES', 'Factor', 'Node', 'evaluation_mode',
-           'plain_attention', 'trace', 'Layout', 'Step', 'branches', 'unwrap', 'image_channels', 'find_steps',
+           'plain_attention', 'trace', 'Layout', 'Step', 'judge', 'branches', 'unwrap', 'image_channels', 'find_steps',
            'observe', 'intervene']
 
 # %% ../nbs/foundations/02_steps.ipynb #e95889f7
@@ -35,7 +35,7 @@ ACTIVATION = set("""relu relu_ relu6 gelu silu sigmoid tanh hardswish hardsigmoi
 NORM = set("layer_norm batch_norm group_norm instance_norm rms_norm normalize local_response_norm".split())
 POOL = set("avg_pool1d avg_pool2d max_pool1d max_pool2d lp_pool2d".split())
 CONV = set("conv1d conv2d conv3d".split())
-LIGHT = ACTIVATION | NORM | POOL | CONV | set("linear adaptive_avg_pool2d adaptive_max_pool2d interpolate mean".split())
+LIGHT = ACTIVATION | NORM | POOL | CONV | set("linear adaptive_avg_pool2d adaptive_max_pool2d interpolate mean max amax".split())
 SCALE = set("mul mul_ div div_ sub add add_".split())  # light when the other operand does not come from the image
 REDUCE = set("mean sum amax amin max min std var".split())
 SPLIT = set("split split_with_sizes chunk tensor_split unbind".split())
@@ -66,7 +66,7 @@ class Node:
     axes: tuple        # the factors of each axis
     labels: str        # an axis each: b(atch), c(hannels), p(ositions), 1 (size one), ? (mixed)
     module: str        # path of the module that ran it
-    cost: int          # 0 for a view, 1 for anything else
+    cost: int          # 0 for a view and for a number added or multiplied, 1 for anything else
     light: bool        # may stand on the path of a stream
     mixes: bool = False   # combines positions: a softmax over them, a spatial kernel, a linear map along them
     addition: int = -1    # which addition of the forward pass it is, from 0
@@ -251,15 +251,15 @@ class _Tracer(TorchFunctionMode):
         "Append the node of one operation, and note what it made. What is split becomes a node for each piece."
         inputs = tuple(self.made_by[id(t)] for t in sources)
         before, offset = [self.nodes[i] for i in inputs], 0
-        dim = kwargs.get("dim", args[0 if op == "unbind" and len(args) < 2 else -1] if op == "unbind" or len(args) > 2 else 0)
-        dim = dim % len(before[0].axes) if isinstance(dim, int) else 0
+        if op in SPLIT: dim = kwargs.get("dim", args[place] if len(args) > (place := 1 if op == "unbind" else 2) else 0) % len(before[0].axes)
         around = self.neighbours(args, kwargs) if op in ("cat", "concat") else ()
         for piece in [[t] for t in results] if op in SPLIT else [results]:
             shape, axes = tuple(piece[0].shape), before[0].axes
             if op == "unbind": axes = axes[:dim] + axes[dim + 1:]
             elif op in SPLIT: axes, offset = (*axes[:dim], _sliced(axes[dim], offset, shape[dim]), *axes[dim + 1:]), offset + shape[dim]
             else: axes = _axes(op, args, kwargs, [n.axes for n in before], shape, around)
-            self.nodes.append(Node(op, inputs, shape, axes, _labels(axes), self.stack[-1], cost=int(op not in VIEW), light=op in VIEW | LIGHT or op in SCALE and len(inputs) == 1,
+            scaled = op in SCALE and len(inputs) == 1
+            self.nodes.append(Node(op, inputs, shape, axes, _labels(axes), self.stack[-1], cost=int(op not in VIEW and not scaled), light=op in VIEW | LIGHT or scaled,
                                    mixes=_mixes(op, args, kwargs, before), addition=number, call=self.calls[op] - 1))
             bases = [t._base for t in piece if t._base is not None and id(t._base) in self.made_by and (op in IN_PLACE or op.endswith("_") and not op.startswith("__"))]
             for t in piece + bases:
@@ -416,6 +416,16 @@ def _is_fusion(join, inside, sums, readers):
             if not inside.issuperset(set(readers[i]) - {join.node}): return True
     return False
 
+def _is_aside(nodes, join, joins, inside, readers):
+    "Does the sum lead nowhere but into branches of other streams, through operations that are not light?"
+    reached, ends, queue = {join.node}, set(), [join.node]
+    while queue:
+        for i in readers[queue.pop()]:
+            if not (nodes[i].light or nodes[i].addition >= 0): ends.add(i)
+            elif i not in reached: reached.add(i); queue.append(i)
+    others = [inside[k.node] for k in joins if k.fork not in reached]
+    return len(nodes) - 1 not in reached and bool(ends) and all(any(i in branch for branch in others) for i in ends)
+
 def _is_piece(nodes, join, sums, readers):
     "Is the sum concatenated at once with a sum that is no step?"
     def viewed(i): return i if nodes[i].op not in VIEW or nodes[i].op in ("cat", "concat") or len(nodes[i].inputs) != 1 else viewed(nodes[i].inputs[0])
@@ -543,20 +553,28 @@ def _closing(nodes, join):
             readers[0].module.startswith(home)): return readers[0].op
     return ""
 
-def _kept(nodes, grid):
-    "The joins that are steps, each with the nodes of its branch and its layout: not nested in another, no fusion, no piece, and a map."
+def judge(
+    nodes: list[Node],   # of `trace`
+    grid: tuple = None,  # as in `find_steps`
+) -> tuple[list, dict]:  # the steps as (join, nodes of the branch, layout); {addition's node: what it is}
+    "What each addition of two maps from the image is: a step, or why it is none."
     joins, readers = _joins(nodes), _readers(nodes)
+    verdict = {i: "parallel" for i, n in enumerate(nodes) if n.addition >= 0 and len(set(n.inputs)) == 2}
     sums, inside = {j.node for j in joins}, {j.node: _between(nodes, j.fork, j.branch) for j in joins}
-    joins = [j for j in joins if not _is_piece(nodes, j, sums, readers) and not _is_fusion(j, inside[j.node], sums, readers)]
-    nested = set().union(*(inside[j.node] for j in joins))
-    return [(j, sorted(inside[j.node]), l) for j in joins if j.node not in nested and (l := _layout(nodes, j, grid))]
+    for j in joins: verdict[j.node] = "piece" if _is_piece(nodes, j, sums, readers) else "fusion" if _is_fusion(j, inside[j.node], sums, readers) else "step"
+    joins = [j for j in joins if verdict[j.node] == "step"]
+    nested = set().union(*(inside[j.node] for j in joins), {j.node for j in joins if _is_aside(nodes, j, joins, inside, readers)})
+    verdict |= {i: "nested" for i in nested & verdict.keys()}
+    kept = [(j, sorted(inside[j.node]), l) for j in joins if j.node not in nested and (l := _layout(nodes, j, grid))]
+    steps = {j.node for j, *_ in kept}
+    return kept, verdict | {j.node: "no map" for j in joins if j.node not in steps | nested}
 
 def branches(
     nodes: list[Node],   # of `trace`
     grid: tuple = None,  # as in `find_steps`
 ) -> list[tuple]:        # (step, numbers of the nodes of its branch)
     "From the data flow to the steps."
-    kept = _kept(nodes, grid)
+    kept, _ = judge(nodes, grid)
     shapes = [(layout.channels, *layout.grid) for *_, layout in kept]
     streams = _streams(nodes, [j.node for j, *_ in kept], shapes)
     found, stages, length, passed = [], {}, Counter(streams), Counter()
