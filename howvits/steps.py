@@ -29,7 +29,7 @@ ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
 IN_PLACE = {"add_", "__iadd__"}
 VIEW = set("""view reshape flatten unflatten permute transpose swapaxes movedim contiguous squeeze unsqueeze __getitem__ unbind chunk
     split split_with_sizes tensor_split cat concat stack expand expand_as narrow roll pad to float half bfloat16 type type_as clone
-    detach flip index_select gather dropout dropout1d dropout2d __setitem__ rearrange T mT""".split())
+    detach flip repeat repeat_interleave tile broadcast_to index_select gather dropout dropout1d dropout2d __setitem__ rearrange T mT""".split())
 ACTIVATION = set("""relu relu_ relu6 gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu prelu elu celu selu mish
     softplus clamp clamp_""".split())
 NORM = set("layer_norm batch_norm group_norm instance_norm rms_norm normalize local_response_norm".split())
@@ -96,11 +96,12 @@ def _reshaped(axes, shape):
 
 # %% ../nbs/foundations/02_steps.ipynb #1212052d
 def _resized(axis, n):
-    "An axis of the same meaning whose size has become `n`."
+    "An axis of the same meaning whose size has become `n`: rows that are fewer, over the same extent, lie further apart."
     if n == _count(f.size for f in axis): return axis
     found = {f.label for f in axis if not f.row} | {"p" for f in axis if f.row}
     label = found.pop() if len(found) == 1 else "1" if not found else "p" if found <= set("hwp") else "?"
-    return (Factor(label, n),) if n > 1 else ()
+    extent, step = max((f.size * f.step for f in axis), default=1), axis[-1].step if axis else 1
+    return (Factor(label, n, extent // n if label in "hw" and extent % n == 0 else step),) if n > 1 else ()
 
 def _broadcast(inputs, shape):
     "The axes of an elementwise result, or of anything that keeps its axes: of those inputs that are as large, the one whose meaning is best known."
@@ -176,7 +177,7 @@ def _axes(op, args, kwargs, inputs, shape, around=()):
     if op == "einsum":
         terms, out = args[0].replace(" ", "").split("->")
         return tuple(next((a[t.index(c)] for t, a in zip(terms.split(","), inputs) if c in t and len(t) == len(a)), _resized((), n)) for c, n in zip(out, shape))
-    if op in VIEW and op not in ("expand", "expand_as") and _count(f.size for axis in first for f in axis) == _count(shape): return _reshaped(first, shape)
+    if op in VIEW and _count(f.size for axis in first for f in axis) == _count(shape): return _reshaped(first, shape)
     return _broadcast([a for a in inputs if len(a) == ndim] or inputs, shape)
 
 PRODUCT = ("matmul", "bmm", "__matmul__")
@@ -195,14 +196,15 @@ def _reduced(axes, dim, shape):
 def _unfolded(axes, kernel, stride, shape):
     "Axes after taking windows: by `F.unfold` from (B, C, H, W) to (B, C k k, L), or by `Tensor.unfold` along one axis, which puts the window last."
     if len(shape) == 3:
-        (kh, kw), (sh, sw) = (k if isinstance(k, tuple) else (k, k) for k in (kernel, stride))
+        (kh, kw), (sh, sw) = (k if isinstance(k, (tuple, list)) else (k, k) for k in (kernel, stride))
+        steps = [axis[-1].step if axis else 1 for axis in axes[2:]]
         size = [_count(f.size for f in axis) for axis in axes[2:]]
-        fine = (*axes[1], Factor("h", kh), Factor("w", kw))
+        fine = (*axes[1], Factor("h", kh, steps[0]), Factor("w", kw, steps[1]))
         places = [(h, shape[2] // h) for h in (-(-size[0] // sh), (size[0] - kh) // sh + 1) if shape[2] % h == 0]
-        return axes[0], fine, (Factor("h", places[0][0], sh), Factor("w", places[0][1], sw)) if places else (Factor("p", shape[2]),)
+        return axes[0], fine, (Factor("h", places[0][0], sh * steps[0]), Factor("w", places[0][1], sw * steps[1])) if places else (Factor("p", shape[2]),)
     at = kernel % len(axes)
-    label = axes[at][0].label if axes[at] else "1"
-    return (*axes[:at], (Factor(label, shape[at], stride),), *axes[at + 1:], (Factor(label, shape[-1]),))
+    label, step = (axes[at][-1].label, axes[at][-1].step) if axes[at] else ("1", 1)
+    return (*axes[:at], (Factor(label, shape[at], stride * step),), *axes[at + 1:], (Factor(label, shape[-1], step),))
 
 # %% ../nbs/foundations/02_steps.ipynb #5d885a58
 ATTENTION = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
@@ -418,19 +420,21 @@ def _is_fusion(join, inside, sums, readers):
 
 def _is_aside(nodes, join, joins, inside, readers):
     "Does the sum lead nowhere but into branches of other streams, through operations that are not light?"
-    reached, ends, queue = {join.node}, set(), [join.node]
+    reached, queue = {join.node}, [join.node]
     while queue:
         for i in readers[queue.pop()]:
-            if not (nodes[i].light or nodes[i].addition >= 0): ends.add(i)
-            elif i not in reached: reached.add(i); queue.append(i)
-    others = [inside[k.node] for k in joins if k.fork not in reached]
-    return len(nodes) - 1 not in reached and bool(ends) and all(any(i in branch for branch in others) for i in ends)
+            if i not in reached and (nodes[i].light or nodes[i].addition >= 0): reached.add(i); queue.append(i)
+    own = set().union(*(inside[k.node] for k in joins if k.fork in reached))
+    others = set().union(*(inside[k.node] for k in joins if k.fork not in reached))
+    ends = {r for i in reached for r in readers[i]} - reached - own
+    return len(nodes) - 1 not in reached and bool(ends) and ends <= others
 
 def _is_piece(nodes, join, sums, readers):
-    "Is the sum concatenated at once with a sum that is no step?"
+    "Is the sum concatenated at once with a sum that is no step, or that it has nothing to do with?"
     def viewed(i): return i if nodes[i].op not in VIEW or nodes[i].op in ("cat", "concat") or len(nodes[i].inputs) != 1 else viewed(nodes[i].inputs[0])
     cats = [nodes[i] for i in readers[join.node] if nodes[i].op in ("cat", "concat")]
-    return any(nodes[k].addition >= 0 and k not in sums for cat in cats for k in map(viewed, cat.inputs))
+    beside = {k for cat in cats for k in map(viewed, cat.inputs) if nodes[k].addition >= 0} - {join.node}
+    return any(k not in sums or _Distance(nodes, max(k, join.node))(min(k, join.node)) is None for k in beside)
 
 # %% ../nbs/foundations/02_steps.ipynb #230fa285
 def _kind(branch: list[Node]) -> str:
@@ -540,7 +544,7 @@ def _streams(nodes, sums, shapes):
         from_last = [s for s, last in enumerate(lasts) if before[node] >> last & 1]
         goes_on = [any(before[sums[k]] >> lasts[s] & 1 and shapes[k] == shapes[lasts[s]] for k in range(i, len(sums))) for s in from_last]
         fitting = [s for s in from_last if shapes[lasts[s]] == shape] or [s for s, g in zip(from_last, goes_on) if not g]
-        out.append(max(fitting, key=lambda s: lasts[s], default=len(lasts)))
+        out.append(max(fitting, key=lambda s: (shapes[lasts[s]][1:] == shape[1:], lasts[s]), default=len(lasts)))
         lasts[out[-1]:out[-1] + 1] = [i]
     return out
 
