@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import hashlib
 import json
 import os
 import platform
@@ -33,7 +32,7 @@ from torchvision.transforms.functional import resize
 from .claims import missing_list
 from .data import ImageDataset, load_dataset
 from .evaluation import keep_memory, resolve_device, seed_everything
-from .models import ASSETS, ZOO, create_model, list_models, load_checkpoint
+from .models import ASSETS, ZOO, create_model, file_hash, list_models, load_checkpoint
 from .plots import save_figure
 
 # %% auto #0
@@ -338,7 +337,7 @@ def publish(
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as new:
             for name, write in writers.items(): write(Path(new, name))
-            hashes = {name: hashlib.sha256(Path(new, name).read_bytes()).hexdigest() for name in writers}
+            hashes = {name: file_hash(Path(new, name)) for name in writers}
             Path(new, "run.json").write_text(json.dumps(_plain({**record, "files": hashes}), indent=1) + "\n")
             with FileLock(folder / ".lock"):
                 (folder / "run.json").unlink(missing_ok=True)

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from tqdm import tqdm
 
-from .data import check_images
-from .hessian import curved_parameters, filter_norms, soft_nll
+from .hessian import checked_batches, curved_parameters, filter_norms, soft_nll, split_like
 from .plots import line_style
-from .steps import evaluation_mode, image_channels, unwrap
+from .steps import evaluation_mode, unwrap
 
 # %% ../nbs/foundations/17_landscape.ipynb #f410e468
 def filter_direction(
@@ -41,10 +40,7 @@ class Plane:
         if any(d.shape != self.decay.shape for d in directions): raise ValueError(f"a direction must have {len(self.decay):,} numbers, one for each trained parameter.")
         ids = {id(p) for p in self.parameters}
         self.names = [name for name, p in model.named_parameters() if id(p) in ids]
-        device = self.decay.device
-        self.batches = [(images.to(device), targets.to(device)) for images, targets, *_ in batches]
-        if not self.batches: raise ValueError("there are no batches: give at least one (images, targets).")
-        for images, _ in self.batches: check_images(images, image_channels(model))
+        self.batches = [(images, targets) for _, images, targets in checked_batches(batches, model)]
         self.directions = torch.stack(directions)
         origin = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         every = torch.cat([origin[None], self.directions]).double()
@@ -57,7 +53,7 @@ class Plane:
     @torch.no_grad()
     def nll(self, coordinates: tuple) -> float:
         shift = torch.tensor(coordinates, dtype=self.directions.dtype, device=self.directions.device) @ self.directions
-        moved = {name: p + part.view_as(p) for name, p, part in zip(self.names, self.parameters, shift.split([p.numel() for p in self.parameters]))}
+        moved = {name: p + part for name, p, part in zip(self.names, self.parameters, split_like(shift, self.parameters))}
         with evaluation_mode(self.model):
             losses = [soft_nll(functional_call(self.model, moved, (images,)), targets).item() * len(images) for images, targets in self.batches]
         return sum(losses) / sum(len(images) for images, _ in self.batches)

@@ -5,7 +5,7 @@ __all__ = ['ZOO', 'FURTHER', 'SMALL', 'PAPER', 'ASSETS', 'LEGACY', 'PATIENCE', '
            'resnext', 'mixer', 'CifarPreResNet', 'resnet_preact', 'CifarLevit', 'twins', 'convit', 'levit',
            'convolutional_vit', 'deepvit', 'resnet_18', 'resnet_50', 'resnet_101', 'vit_ti', 'vit_s', 'pit_ti',
            'swin_ti', 'resnext_50', 'mixer_ti', 'resnet_preact_50', 'twins_s', 'convit_ti', 'levit_s',
-           'convolutional_vit_ti', 'deepvit_ti', 'write_atomically', 'save_checkpoint', 'load_checkpoint',
+           'convolutional_vit_ti', 'deepvit_ti', 'write_atomically', 'file_hash', 'save_checkpoint', 'load_checkpoint',
            'list_models', 'check_weights', 'unreachable', 'create_model', 'zoo_card']
 
 # %% ../nbs/foundations/01_models.ipynb #2c87de17
@@ -271,7 +271,9 @@ def write_atomically(
             Path(temporary).unlink(missing_ok=True)
     except (OSError, SafetensorError) as e: raise OSError(f"cannot write {path} ({getattr(e, 'strerror', None) or e}): {remedy}.") from e
 
-def _sha256(path): return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def file_hash(path: Path) -> str:
+    "SHA-256 of a file's content."
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 # %% ../nbs/foundations/01_models.ipynb #d22a4369
 def save_checkpoint(
@@ -290,7 +292,7 @@ def save_checkpoint(
     shrink = lambda t: t.half() if half and t.is_floating_point() else t
     tensors = {k: shrink(v.detach()).cpu().contiguous().clone() for k, v in network.state_dict().items()}
     write_atomically(path, lambda p: save_file(tensors, p))
-    meta = {"name": name, "args": args or {}, "dataset": dataset, "num_classes": num_classes, **meta, "sha256": _sha256(path)}
+    meta = {"name": name, "args": args or {}, "dataset": dataset, "num_classes": num_classes, **meta, "sha256": file_hash(path)}
     write_atomically(path.with_suffix(".json"), lambda p: p.write_text(json.dumps(meta, indent=1) + "\n"))
     return path
 
@@ -310,7 +312,7 @@ def load_checkpoint(
         if "GLOBAL" in str(e): raise ValueError(f"The checkpoint {path} holds more than tensors, and code in it is not run: save model.state_dict() alone.") from e
         raise ValueError(f"The checkpoint {path} cannot be read ({type(e).__name__}: {str(e).splitlines()[0][:80] if str(e) else 'empty'}): "
                          "it is damaged or no checkpoint; make or fetch it again.") from e
-    if meta.get("sha256", _sha256(path)) != _sha256(path):
+    if meta.get("sha256", file_hash(path)) != file_hash(path):
         raise ValueError(f"The weights in {path} are not those that {text.name} describes (sha256 differs): fetch both files again.")
     if not isinstance(state, dict): raise ValueError(f"The checkpoint {path} holds a {type(state).__name__} and no state dict: save model.state_dict().")
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):  # averaged weights first, as timm takes them

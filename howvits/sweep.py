@@ -6,13 +6,12 @@
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'CHANGES', 'MODULES', 'Preset', 'set_to', 'multiply', 'set_argument', 'beyond_standard',
            'config_of', 'trials', 'best_rate', 'choose_rate', 'Planned', 'cells_of', 'confounded', 'plan',
            'snapshot_hashes', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one', 'in_processes', 'on_ray',
-           'sha256', 'keep', 'kept_source', 'is_kept', 'weights_of', 'measure_all', 'measure_command', 'measure_one',
-           'images_of', 'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all', 'make_parser',
-           'refused', 'main']
+           'keep', 'kept_source', 'is_kept', 'weights_of', 'measure_all', 'measure_command', 'measure_one', 'images_of',
+           'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all', 'make_parser', 'refused',
+           'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
@@ -37,7 +36,7 @@ from tqdm import tqdm
 from .claims import Claim, Verdict, find_claim, load_claims, missing_runs, verdict
 from .data import DATASETS, check_choice, load_dataset
 from .evaluation import keep_memory
-from .models import ZOO, create_model, load_checkpoint, save_checkpoint
+from .models import ZOO, create_model, file_hash, load_checkpoint, save_checkpoint
 from .record import COLUMNS, add_measures, add_run, find_run, kept_path, read_measures, read_runs, record_folder
 from .training import Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder, utc_now
 
@@ -306,9 +305,6 @@ def on_ray(
         yield pending.pop(done), result
 
 # %% ../nbs/foundations/12_sweep.ipynb #2fee3ddd
-def sha256(path: Path) -> str: return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def keep(
     row: dict,  # of the record
     folder: Path | None = None,  # of the record
@@ -318,7 +314,7 @@ def keep(
     for name in ("early", "late"):
         source, path = run_folder(config) / f"{name}.safetensors", kept_path(config.key, name, folder)
         if kept_source(path) == hashes[name]: continue
-        if not source.is_file() or sha256(source) != hashes[name]:
+        if not source.is_file() or file_hash(source) != hashes[name]:
             raise ValueError(f"{source} is not there, or not of the run that is being recorded: let $HOWVITS_CACHE be one folder for all that train.")
         save_checkpoint(create_model(config.model, checkpoint=source), path, name=config.model, args=config.model_args, dataset=config.dataset,
                         num_classes=load_checkpoint(source)[1]["num_classes"], half=True, run=config.key, seed=config.seed, snapshot=name, source=hashes[name])
@@ -344,7 +340,7 @@ def weights_of(
     config, wanted = from_canonical(row["config"]), json.loads(row["snapshots"])[snapshot]
     kept, cached = kept_path(config.key, snapshot, folder), run_folder(config) / f"{snapshot}.safetensors"
     if kept_source(kept) == wanted: return kept
-    return cached if cached.is_file() and sha256(cached) == wanted else None
+    return cached if cached.is_file() and file_hash(cached) == wanted else None
 
 
 MODULES = {"03_hessians": "hessian"}  # where a chapter's module has a name of its own

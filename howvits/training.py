@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 from .data import AUGMENTS, check_choice, load_dataset
 from .evaluation import evaluate, keep_memory, preserved_rng, resolve_device, seed_everything
-from .models import create_model, save_checkpoint, write_atomically
+from .models import create_model, file_hash, save_checkpoint, write_atomically
 from .record import cache_folder, find_run, kept_path, key_of
 from .steps import evaluation_mode
 
@@ -570,7 +570,7 @@ def load_run(config: RunConfig, folder: Path) -> Run:
         losses = load_file(folder / "losses.safetensors")["loss"]
         snapshots = {name: folder / f"{name}.safetensors" for name in record["snapshots"]}
         for name, digest in record["snapshots"].items():
-            if hashlib.sha256(snapshots[name].read_bytes()).hexdigest() != digest:
+            if file_hash(snapshots[name]) != digest:
                 raise ValueError(f"{name}.safetensors is not the file that was saved")
         return Run(config, record["metrics"], snapshots["late"], snapshots, record["seconds"], losses, record)
     except Exception as error:
@@ -605,8 +605,7 @@ def finish(trainer: Trainer, folder: Path):
         images_per_second=trainer.steps * config.batch_size / trainer.seconds,
     )
     write_bytes(folder / "losses.safetensors", serialise({"loss": trainer.losses}))
-    digests = {name: hashlib.sha256((folder / f"{name}.safetensors").read_bytes()).hexdigest()
-               for name in snapshot_steps(config, trainer.steps)}
+    digests = {name: file_hash(folder / f"{name}.safetensors") for name in snapshot_steps(config, trainer.steps)}
     record = dict(key=config.key, config=asdict(config), metrics=metrics, snapshots=digests, seconds=trainer.seconds, data=trainer.data.name,
                   note=trainer.data.note, started=trainer.started, finished=utc_now(), commit=trainer.commit, device=str(trainer.device), processes=processes()[1],
                   accumulate=trainer.accumulate, compiled=trainer.compiled, threads=torch.get_num_threads(), versions={"torch": torch.__version__, "timm": timm.__version__})

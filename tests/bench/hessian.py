@@ -16,7 +16,7 @@ from timing import in_turn
 
 from howvits.data import load_dataset
 from howvits.evaluation import keep_memory
-from howvits.hessian import HessianProduct, curved_parameters, draw_batches, lanczos, measure_spectrum, soft_nll, twice_differentiable
+from howvits.hessian import HessianProduct, curved_parameters, draw_batches, l2_term, lanczos, measure_spectrum, soft_nll, twice_differentiable
 from howvits.models import create_model
 from howvits.training import RunConfig
 
@@ -29,9 +29,8 @@ class Loss:
     def __init__(self, model, images, targets):
         self.model, self.images, self.targets = model, images, targets
         self.parameters, self.decay = curved_parameters(model, DECAY)
-        self.parts = self.decay.split([p.numel() for p in self.parameters])
 
-    def of_logits(self, logits, targets): return soft_nll(logits, targets) + sum((d * p.reshape(-1).square()).sum() for p, d in zip(self.parameters, self.parts)) / 2
+    def of_logits(self, logits, targets): return soft_nll(logits, targets) + l2_term(self.parameters, self.decay)
 
     def __call__(self, *_): return self.of_logits(self.model(self.images), self.targets)
 
