@@ -15,8 +15,9 @@ import torch
 
 from howvits.attention import observe_attention
 from howvits.data import DATASETS
+from howvits.evaluation import evaluate
 from howvits.models import PAPER, SMALL, create_model, save_checkpoint
-from howvits.steps import find_steps, observe
+from howvits.steps import find_steps, image_channels, observe
 from howvits.training import RunConfig, fit
 
 AUTHORS = sorted(path.stem for path in Path(__file__).with_name("authors").glob("*.json"))
@@ -171,3 +172,15 @@ def test_normalisation_is_that_of_the_weights(tmp_path):
     assert create_model(name, checkpoint=tmp_path / "from_elsewhere.pth").pretrained_cfg["mean"] == own
     path = save_checkpoint(fresh, tmp_path / "ours", name=name, dataset="cifar10", num_classes=10)
     assert create_model(name, checkpoint=path).pretrained_cfg["mean"] == DATASETS["cifar10"].mean
+
+
+@pytest.mark.parametrize("name", ["dla34", "dpn68", "fasternet_t0", "fastvit_t8", "csatv2", "tresnet_m", "resnet18", "vit_tiny_patch16_224"])
+def test_images_of_three_channels_are_never_refused_by_a_model_that_reads_them(name):
+    with torch.device("meta"): model = timm.create_model(name)
+    assert image_channels(model) in (3, None)
+
+
+def test_a_network_whose_first_convolution_is_deep_inside_is_evaluated():
+    model = timm.create_model("fasternet_t0", num_classes=10)
+    assert evaluate(model, [(torch.randn(4, 3, 64, 64), torch.arange(4))])["n"] == 4
+    with pytest.raises(ValueError, match="where the model reads 3"): evaluate(model, [(torch.randn(4, 1, 64, 64), torch.arange(4))])
