@@ -163,7 +163,8 @@ def _axes(op, args, kwargs, inputs, shape, around=()):
     def argument(name, place, default): return kwargs.get(name, args[place] if len(args) > place else default)
     if op in CONV:
         if _mixes_tokens(first): return (first[0], _resized(first[1], shape[1]), *first[2:])
-        return (first[0], (Factor("c", shape[1]),), *(_resized(axis, n) for axis, n in zip(first[2:], shape[2:])))
+        batch = tuple(f for f in first[1] if f.label == "b")  # images side by side in the channels, each with filters of its own
+        return (first[0], (*batch, Factor("c", shape[1] // _size(batch))), *(_resized(axis, n) for axis, n in zip(first[2:], shape[2:])))
     if op == "linear": return (*first[:-1], _resized(first[-1], shape[-1]) if _label(first[-1]) == "p" else (Factor("c", shape[-1]),))
     if op in ("permute", "transpose", "swapaxes", "movedim", "T", "mT"): return _permuted(op, first, args[1:], kwargs)
     if op in PRODUCT and len(inputs) == 2 and len(first) > 1 and len(inputs[1]) > 1: return (*_broadcast([first[:-2]], shape[:-2]), *_product(*inputs))
@@ -424,14 +425,13 @@ def _readers(nodes):
         for j in node.inputs: readers[j].append(i)
     return readers
 
-def _is_fusion(join, inside, sums, readers):
-    "Is a sum within the branch, or what became of it, read outside the branch as well?"
-    reached = set()
-    for i in sorted(inside):
-        if i in sums or i in reached:
-            reached.update(readers[i])
-            if not inside.issuperset(set(readers[i]) - {join.node}): return True
-    return False
+def _is_fusion(join, inside, before):
+    "Does a sum within the branch go on as the stream of another step outside? `before`: for each join the one that its stream comes from."
+    return any(i in inside and node not in inside and node != join.node for node, i in before.items())
+
+def _before(nodes, joins):
+    "For each join the join that its stream comes from, if any."
+    return {n: next((i for i, *_ in _walk(nodes, j.stream, joins) if i in joins), None) for n, j in joins.items()}
 
 def _is_aside(nodes, join, joins, inside, readers):
     "Does the sum lead nowhere but into branches of other streams, through operations that are not light?"
@@ -577,10 +577,11 @@ def judge(
     grid: tuple = None,  # as in `find_steps`
 ) -> tuple[list, dict]:  # the steps as (join, nodes of the branch, layout); {addition's node: what it is}
     "What each addition of two maps from the image is: a step, or why it is none."
-    joins, readers = list(_joins(nodes).values()), _readers(nodes)
+    sums, readers = _joins(nodes), _readers(nodes)
+    joins, before = list(sums.values()), _before(nodes, sums)
     verdict = {i: "parallel" for i, n in enumerate(nodes) if n.addition >= 0 and len(set(n.inputs)) == 2}
-    sums, inside = {j.node for j in joins}, {j.node: _between(nodes, j.fork, j.branch) for j in joins}
-    for j in joins: verdict[j.node] = "piece" if _is_piece(nodes, j, sums, readers) else "fusion" if _is_fusion(j, inside[j.node], sums, readers) else "step"
+    inside = {j.node: _between(nodes, j.fork, j.branch) for j in joins}
+    for j in joins: verdict[j.node] = "piece" if _is_piece(nodes, j, sums, readers) else "fusion" if _is_fusion(j, inside[j.node], before) else "step"
     joins = [j for j in joins if verdict[j.node] == "step"]
     nested = set().union(*(inside[j.node] for j in joins), {j.node for j in joins if _is_aside(nodes, j, joins, inside, readers)})
     verdict |= {i: "nested" for i in nested & verdict.keys()}
