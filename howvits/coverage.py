@@ -53,8 +53,8 @@ def _counts(steps, verdicts):
                 additions=verdicts.total(), **{v: verdicts[v] for v in VERDICTS}, reason="" if steps else _reason(verdicts))
 
 # %% ../nbs/foundations/15_coverage.ipynb #2c54ff49
-VERDICTS = {"nested": "stand within a branch that is no step", "fusion": "bring two streams together", "piece": "are pieces that a cell concatenates with other sums",
-            "parallel": "add up ways of which none is a stream", "no map": "change tokens that have no place in the image"}
+VERDICTS = {"nested": "stand within a branch that is no step", "piece": "are pieces that a cell concatenates with other sums",
+            "parallel": "bring ways together of which none is a stream", "no map": "change tokens that have no place in the image"}
 
 def _reason(verdicts):
     "Why a network has no steps: what its additions of two maps are."

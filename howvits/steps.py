@@ -425,14 +425,6 @@ def _readers(nodes):
         for j in node.inputs: readers[j].append(i)
     return readers
 
-def _is_fusion(join, inside, before):
-    "Does a sum within the branch go on as the stream of another step outside? `before`: for each join the one that its stream comes from."
-    return any(i in inside and node not in inside and node != join.node for node, i in before.items())
-
-def _before(nodes, joins):
-    "For each join the join that its stream comes from, if any."
-    return {n: next((i for i, *_ in _walk(nodes, j.stream, joins) if i in joins), None) for n, j in joins.items()}
-
 def _is_aside(nodes, join, joins, inside, readers):
     "Does the sum lead nowhere but into branches of other streams, through operations that are not light?"
     reached, queue = {join.node}, [join.node]
@@ -578,10 +570,10 @@ def judge(
 ) -> tuple[list, dict]:  # the steps as (join, nodes of the branch, layout); {addition's node: what it is}
     "What each addition of two maps from the image is: a step, or why it is none."
     sums, readers = _joins(nodes), _readers(nodes)
-    joins, before = list(sums.values()), _before(nodes, sums)
+    joins = list(sums.values())
     verdict = {i: "parallel" for i, n in enumerate(nodes) if n.addition >= 0 and len(set(n.inputs)) == 2}
     inside = {j.node: _between(nodes, j.fork, j.branch) for j in joins}
-    for j in joins: verdict[j.node] = "piece" if _is_piece(nodes, j, sums, readers) else "fusion" if _is_fusion(j, inside[j.node], before) else "step"
+    for j in joins: verdict[j.node] = "piece" if _is_piece(nodes, j, sums, readers) else "step"
     joins = [j for j in joins if verdict[j.node] == "step"]
     nested = set().union(*(inside[j.node] for j in joins), {j.node for j in joins if _is_aside(nodes, j, joins, inside, readers)})
     verdict |= {i: "nested" for i in nested & verdict.keys()}
