@@ -54,7 +54,7 @@ SOURCES = {
     "pvt_v2_b0": ("8 msa 8 conv", 4, 1),  # its MLP holds a convolution
     "regnety_040_sgn": ("22 conv", 4, 1), "res2net50_26w_4s": ("16 conv", 4, 1), "resnest26d": ("8 conv", 4, 1), "resnetv2_18": ("8 conv", 4, 1),
     "rexnet_100": ("11 conv", 11, 1), "legacy_seresnet18": ("8 conv", 4, 1), "sequencer2d_s": ("18 mlp 18 mixer", 2, 1), "skresnet18": ("8 conv", 4, 1), "starnet_s1": ("15 conv", 4, 1),
-    "swin_s3_tiny_224": ("12 msa 12 mlp", 4, 1), "swinv2_cr_tiny_224": ("12 msa 12 mlp", 4, 1), "tiny_vit_5m_224": ("10 msa 10 mlp", 4, 1), "tnt_s_patch16_224": ("24 msa 24 mlp", 1, 2),
+    "swin_s3_tiny_224": ("12 msa 12 mlp", 4, 1), "swinv2_cr_tiny_224": ("12 msa 12 mlp", 4, 1), "tiny_vit_5m_224": ("10 msa 10 mlp 2 conv", 4, 1), "tnt_s_patch16_224": ("24 msa 24 mlp", 1, 2),
     "tresnet_l": ("30 conv", 4, 1), "visformer_tiny": ("8 msa 8 mlp 7 conv", 3, 1), "volo_d1_224": ("18 msa 18 mlp", 2, 1), "vitamin_small_224": ("14 msa 14 mlp 6 conv", 3, 1),
     "xception41": ("12 conv", 4, 1), "samvit_base_patch16": ("12 msa 12 mlp", 1, 1),
     "vgg11": ("", 0, 0), "densenet121": ("", 0, 0), "nasnetalarge": ("", 0, 0), "pnasnet5large": ("", 0, 0), "repvgg_a0": ("", 0, 0), "inception_v4": ("", 0, 0)}
