@@ -8,6 +8,7 @@ __all__ = ['KINDS', 'VERDICTS', 'IMAGES', 'FOLDER', 'SAVE_EVERY', 'discover', 'l
 import argparse
 import warnings
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import pairwise
@@ -123,8 +124,7 @@ def measure_architecture(name: str) -> dict:
 # %% ../nbs/foundations/15_coverage.ipynb #f575ee86
 FOLDER = Path("book/coverage")
 
-def _quietly(work):
-    function, name = work
+def _quietly(function, name):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     return function(name)
@@ -133,10 +133,10 @@ def _rows(file): return pd.read_csv(file, index_col="name") if file.is_file() el
 
 def _renew(file, function, names, jobs):
     "Work the names out, and merge their rows into a table, which is saved as it grows."
-    with get_context("spawn").Pool(jobs) as pool:
-        done, rows = tqdm(pool.imap_unordered(_quietly, [(function, name) for name in names]), file.name, total=len(names)), []
-        for row in done:
-            rows.append(row)
+    rows = []
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for done in tqdm(as_completed([pool.submit(_quietly, function, name) for name in names]), file.name, total=len(names)):
+            rows.append(done.result())
             if len(rows) % SAVE_EVERY == 0 or len(rows) == len(names): _merge(file, rows)
 
 SAVE_EVERY = 20  # rows: a run of many minutes may be interrupted
