@@ -145,7 +145,7 @@ def _merge(file, rows):
     new, old = pd.DataFrame(rows).set_index("name"), _rows(file)
     table = pd.concat([new, old.loc[old.index.difference(new.index)]]) if len(old) else new
     whole = ["steps", *KINDS, "stages", "streams", "apart", "additions", *VERDICTS, "maps", "exact"]
-    table = table[table.index.isin(_modules())].sort_index().astype({c: "Int64" for c in whole if c in table})
+    table = table[table.index.isin(_modules())].sort_index().dropna(axis=1, how="all").astype({c: "Int64" for c in whole if c in table})
     table.to_csv(file, float_format="%.6g")
 
 def smallest(

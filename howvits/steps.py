@@ -620,9 +620,9 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 def image_channels(model: nn.Module) -> int | None:
-    "The channels of the images that a model reads, by its first convolution; None if it has none, or if that looks at single pixels (of something computed before)."
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    return first.in_channels if first and max(first.kernel_size) > 1 else None
+    "The channels of the images that a model reads, if its first layer is a convolution, as it nearly always is; else None."
+    first = next((m for m in model.modules() if not m._modules), None)
+    return first.in_channels if isinstance(first, nn.Conv2d) else None
 
 def _check_images(model, images):
     "Images have to be a batch (B, C, H, W) with the channels that the model's first convolution reads."
