@@ -34,7 +34,7 @@ HTML = ROOT / "_build" / "html"
 RAN = ROOT / "_build" / "ran.json"  # which notebooks have run on this machine, at which hashes, and how long they took
 # What a module reads besides its own code.
 DATA = {"data": ["howvits/assets/fashion_mnist_mini/*"], "models": ["howvits/assets/zoo/*"], "claims": ["book/claims.yml", "book/registered.csv"],
-        "sweep": ["book/runs/*.csv", "book/runs/measures/*.csv"]}
+        "coverage": ["book/coverage/*.csv"], "sweep": ["book/runs/*.csv", "book/runs/measures/*.csv"]}
 VERSIONS = ["torch", "torchvision", "timm", "numpy", "scipy", "statsmodels", "pandas", "matplotlib"]
 PARTS = {1: "Part I. How do vision transformers work?", 2: "Part II. Do vision transformers see like CNNs?"}
 WORKERS = min(2, os.cpu_count() or 1)

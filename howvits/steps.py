@@ -67,7 +67,7 @@ class Node:
     axes: tuple        # the factors of each axis
     labels: str        # an axis each: b(atch), c(hannels), p(ositions), 1 (size one), ? (mixed)
     module: str        # path of the module that ran it
-    cost: int          # 0 for a view and for a number added or multiplied, 1 for anything else
+    cost: int          # 0 for a view, an addition and a number that is multiplied, 1 for anything else
     light: bool        # may stand on the path of a stream
     mixes: bool = False   # combines positions: a softmax over them, a spatial kernel, a linear map along them
     addition: int = -1    # which addition of the forward pass it is, from 0
@@ -163,10 +163,11 @@ def _axes(op, args, kwargs, inputs, shape, around=()):
     def argument(name, place, default): return kwargs.get(name, args[place] if len(args) > place else default)
     if op in CONV:
         if _mixes_tokens(first): return (first[0], _resized(first[1], shape[1]), *first[2:])
-        return (first[0], (Factor("c", shape[1]),), *(_resized(axis, n) for axis, n in zip(first[2:], shape[2:])))
+        batch = tuple(f for f in first[1] if f.label == "b")  # images side by side in the channels, each with filters of its own
+        return (first[0], (*batch, Factor("c", shape[1] // _size(batch))), *(_resized(axis, n) for axis, n in zip(first[2:], shape[2:])))
     if op == "linear": return (*first[:-1], _resized(first[-1], shape[-1]) if _label(first[-1]) == "p" else (Factor("c", shape[-1]),))
     if op in ("permute", "transpose", "swapaxes", "movedim", "T", "mT"): return _permuted(op, first, args[1:], kwargs)
-    if op in PRODUCT and len(inputs) == 2 and len(first) > 1: return (*_broadcast([first[:-1]], shape[:-1]), inputs[1][-1])
+    if op in PRODUCT and len(inputs) == 2 and len(first) > 1 and len(inputs[1]) > 1: return (*_broadcast([first[:-2]], shape[:-2]), *_product(*inputs))
     if op == "scaled_dot_product_attention": return (*first[:-1], inputs[-1][-1])
     if op == "__getitem__": return _indexed(first, args[1], shape)
     if op == "__setitem__": return first
@@ -182,6 +183,14 @@ def _axes(op, args, kwargs, inputs, shape, around=()):
     return _broadcast([a for a in inputs if len(a) == ndim] or inputs, shape)
 
 PRODUCT = ("matmul", "bmm", "__matmul__")
+
+def _product(left, right):
+    "The last two axes of a product. A square map that was computed from channels mixes positions where they are."
+    if [_label(axis) for axis in (*left[-2:], right[-2])] == ["c", "c", "p"] and _size(left[-2]) == _size(right[-2]): return right[-2], right[-1]
+    if [_label(axis) for axis in (left[-1], *right[-2:])] == ["p", "c", "c"] and _size(left[-1]) == _size(right[-1]): return left[-2], left[-1]
+    return left[-2], right[-1]
+
+def _size(axis): return _count(f.size for f in axis)
 
 def _mixes_tokens(axes):
     "A convolution whose channels are the tokens?"
@@ -267,7 +276,7 @@ class _Tracer(TorchFunctionMode):
             elif op in SPLIT: axes, offset = (*axes[:dim], _sliced(axes[dim], offset, shape[dim]), *axes[dim + 1:]), offset + shape[dim]
             else: axes = _axes(op, args, kwargs, [n.axes for n in before], shape, around)
             scaled = op in SCALE and len(inputs) == 1
-            self.nodes.append(Node(op, inputs, shape, axes, _labels(axes), self.stack[-1], cost=int(op not in VIEW and not scaled), light=op in VIEW | LIGHT or scaled,
+            self.nodes.append(Node(op, inputs, shape, axes, _labels(axes), self.stack[-1], cost=int(op not in VIEW | ADD and not scaled), light=op in VIEW | LIGHT or scaled,
                                    mixes=_mixes(op, args, kwargs, before, self.nodes), addition=number, call=self.calls[op] - 1))
             bases = [t._base for t in piece if t._base is not None and id(t._base) in self.made_by and (op in IN_PLACE or op.endswith("_") and not op.startswith("__"))]
             for t in piece + bases:
@@ -416,15 +425,6 @@ def _readers(nodes):
         for j in node.inputs: readers[j].append(i)
     return readers
 
-def _is_fusion(join, inside, sums, readers):
-    "Is a sum within the branch, or what became of it, read outside the branch as well?"
-    reached = set()
-    for i in sorted(inside):
-        if i in sums or i in reached:
-            reached.update(readers[i])
-            if not inside.issuperset(set(readers[i]) - {join.node}): return True
-    return False
-
 def _is_aside(nodes, join, joins, inside, readers):
     "Does the sum lead nowhere but into branches of other streams, through operations that are not light?"
     reached, queue = {join.node}, [join.node]
@@ -569,10 +569,11 @@ def judge(
     grid: tuple = None,  # as in `find_steps`
 ) -> tuple[list, dict]:  # the steps as (join, nodes of the branch, layout); {addition's node: what it is}
     "What each addition of two maps from the image is: a step, or why it is none."
-    joins, readers = list(_joins(nodes).values()), _readers(nodes)
+    sums, readers = _joins(nodes), _readers(nodes)
+    joins = list(sums.values())
     verdict = {i: "parallel" for i, n in enumerate(nodes) if n.addition >= 0 and len(set(n.inputs)) == 2}
-    sums, inside = {j.node for j in joins}, {j.node: _between(nodes, j.fork, j.branch) for j in joins}
-    for j in joins: verdict[j.node] = "piece" if _is_piece(nodes, j, sums, readers) else "fusion" if _is_fusion(j, inside[j.node], sums, readers) else "step"
+    inside = {j.node: _between(nodes, j.fork, j.branch) for j in joins}
+    for j in joins: verdict[j.node] = "piece" if _is_piece(nodes, j, sums, readers) else "step"
     joins = [j for j in joins if verdict[j.node] == "step"]
     nested = set().union(*(inside[j.node] for j in joins), {j.node for j in joins if _is_aside(nodes, j, joins, inside, readers)})
     verdict |= {i: "nested" for i in nested & verdict.keys()}
