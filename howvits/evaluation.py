@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .data import batches
-from .steps import evaluation_mode, image_channels
+from .steps import as_read_by, evaluation_mode, image_channels
 
 # %% ../nbs/foundations/04_evaluation.ipynb #e79bb79f
 def resolve_device(
@@ -76,12 +76,11 @@ def predict(
     images: int | None = None,  # how many, from the start; None: all
 ) -> tuple[Tensor, Tensor]:  # logits (N, K) float32 and labels (N,) int64, both on the CPU
     "The logits of `model` for `data`. Raises `ValueError` for labels that are no class of the model and for logits that are not finite."
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     logits, labels = [], []
     with evaluation_mode(model), preserved_rng():
-        for x, y in batches(data, batch_size=batch_size, images=images, device=device, channels=image_channels(model)):
-            logits.append(model(x).float().cpu())
-            labels.append(y.cpu())
+        for x, y in batches(data, batch_size=batch_size, images=images, channels=image_channels(model)):
+            logits.append(model(as_read_by(model, x)).float().cpu())
+            labels.append(y)
             check_predictions(logits[-1], labels[-1])
     return torch.cat(logits), torch.cat(labels)
 

@@ -20,10 +20,10 @@ from einops import rearrange
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .data import batches, load_dataset
+from .data import batches, check_count, load_dataset
 from .evaluation import check_predictions
 from .plots import line_style, mean_and_interval, plot_band, shade_steps
-from .steps import evaluation_mode, image_channels, observe
+from .steps import as_read_by, evaluation_mode, image_channels, observe
 from .training import RunConfig
 
 # %% ../nbs/05_fourier.ipynb #df6313f1
@@ -109,11 +109,11 @@ class FoldMeans:
 OPERANDS = ("stream", "branch", "output")
 
 def _checked_folds(folds, images):
-    if images is not None and images < 1: raise ValueError(f"images must be at least 1, not {images!r}.")
-    if not isinstance(folds, int) or folds < 1: raise ValueError(f"folds must be a whole number of at least 1, not {folds!r}.")
+    if images is not None: check_count(images, "images")
+    check_count(folds, "folds")
     if images is not None and images < folds: raise ValueError(f"{images} images cannot fill {folds} folds: give at least {folds} images.")
 
-def _device_of(model, device): return device or next((p.device for p in model.parameters()), torch.device("cpu"))
+
 
 # %% ../nbs/05_fourier.ipynb #b959672e
 def measure_log_amplitude(
@@ -124,13 +124,13 @@ def measure_log_amplitude(
     images: int = None,     # how many (default: all; the paper: the whole test set)
     batch_size: int = 128,  # of a Dataset; changes memory and speed, not the numbers
     folds: int = 1,         # groups of images that are averaged apart
-    device=None,            # default: where the model is
     modules=None,           # names of modules to look at instead of steps, as in `find_steps`
     grid: tuple = None,     # (height, width) of the tokens, for a model that does not show it
 ) -> pd.DataFrame:          # step, name, kind, stage, depth, of, fold, n, frequency (in pi), log_amplitude, delta_log_amplitude
     "Mean log amplitude of every step's map on the half diagonal, and relative to frequency 0. Raises `ValueError` for NaN, by step."
     _checked_folds(folds, images)
     of = (of,) if isinstance(of, str) else tuple(of)
+    if not of: raise ValueError(f"of is empty: choose from {', '.join(OPERANDS)}.")
     if wrong := [o for o in of if o not in OPERANDS]: raise ValueError(f"A step has no {wrong[0]!r}: choose from {', '.join(OPERANDS)}.")
     if modules and of != ("output",): raise ValueError('A named module has no stream and no branch: measure it with of=("output",).')
     means, steps = FoldMeans(folds), {}
@@ -142,20 +142,24 @@ def measure_log_amplitude(
             means.add((step.index, name), log_amplitude(x))
 
     with torch.no_grad():
-        for x, _ in tqdm(batches(data, batch_size, images, _device_of(model, device), channels=image_channels(model)), "Fourier", leave=False, delay=2):
+        for x, _ in tqdm(batches(data, batch_size, images, channels=image_channels(model)), "Fourier", leave=False, delay=2):
             means.next(len(x))
-            observe(model, x, visit, modules=modules, grid=grid)
+            observe(model, as_read_by(model, x), visit, modules=modules, grid=grid)
             for index, name in means.not_finite():
                 raise ValueError(f"The {name} of step {index} ({steps[index].name}) is not finite: the model or its input holds NaN or infinity.")
     return _tidy(means, steps)
 
 # %% ../nbs/05_fourier.ipynb #919c0f08
+def _heard(values):
+    "NaN for the mean log amplitude of silence: the floor, to the rounding of a mean over many channels."
+    return values.masked_fill(values <= math.log(FLOOR) + 1e-4, torch.nan)
+
 def _tidy(means, steps):
     "One row for each step, operand, fold and frequency; NaN where every channel of every image is silent."
     rows = []
     for (index, name), _ in sorted(means.sums.items(), key=lambda item: (item[0][0], OPERANDS.index(item[0][1]))):
         s, values = steps[index], means.mean((index, name))
-        values[values <= math.log(FLOOR) + 1e-4] = torch.nan  # to the rounding of a mean over many channels
+        values = _heard(values)
         frequencies = diagonal_frequencies(*s.shape[1:]).tolist()
         rows += [dict(step=index, name=s.name, kind=s.kind, stage=s.stage, depth=s.depth, of=name, fold=fold, n=int(means.seen[fold]),
                       frequency=f, log_amplitude=float(v), delta_log_amplitude=float(v - row[0]))
@@ -187,6 +191,7 @@ def measure_layer(
     for name, x in (("input", maps), ("output", after)):
         values = log_amplitude(x).mean(0)
         if not values.isfinite().all(): raise ValueError(f"The {name} of the layer is not finite: it holds NaN or infinity.")
+        values = _heard(values)
         frames.append(pd.DataFrame({"of": name, "frequency": diagonal_frequencies(*x.shape[-2:]), "log_amplitude": values, "delta_log_amplitude": values - values[0]}))
     return pd.concat(frames, ignore_index=True)
 
@@ -202,6 +207,7 @@ def frequency_masks(
     bands: int = 10,  # rings of equal width; the least for which the claim was registered
 ) -> Tensor:          # bool, (bands, height, width // 2 + 1)
     "M_f: ring b holds the frequencies above b / bands and up to (b + 1) / bands."
+    check_count(bands, "bands")
     ring = torch.ceil((radial_frequency(height, width) * bands).round(decimals=4)) - 1
     masks = ring == torch.arange(bands)[:, None, None]
     if not masks.flatten(1).any(1).all(): raise ValueError(f"{bands} bands are too many for images of {height} x {width}: some would be empty; take at most {min(height, width) // 2}.")
@@ -226,16 +232,15 @@ def accuracy_under(
     images: int = None,
     batch_size: int = 128,
     folds: int = 1,
-    device=None,
 ) -> Tensor:                # (variants, folds): share of right answers; and how many images each fold had
     "Accuracy of a model on changed images."
     _checked_folds(folds, images)
-    means, device = FoldMeans(folds), _device_of(model, device)
+    means = FoldMeans(folds)
     with torch.no_grad(), evaluation_mode(model):
         for x, y in tqdm(batches(data, batch_size, images, channels=image_channels(model)), "Changed images", leave=False, delay=2):
             means.next(len(x))
             for v, changed in enumerate(variants(x)):
-                logits = model(changed.to(device))
+                logits = model(as_read_by(model, changed))
                 logits = getattr(logits, "logits", logits)
                 check_predictions(logits.cpu(), y)
                 means.add(v, (logits.argmax(1).cpu() == y)[:, None])
@@ -263,10 +268,10 @@ def measure_frequency_noise(
     batch_size: int = 128,
     folds: int = 1,            # groups of images that are averaged apart
     seed: int = 0,             # of the noise: the same noise for every model and every band
-    device=None,
 ) -> pd.DataFrame:             # band, low, high, frequency, fold, n, accuracy, accuracy_clean, accuracy_loss
     "Accuracy lost to noise of each frequency (HDVW, Fig. 3b)."
     if not amplitude > 0: raise ValueError(f"amplitude must be above 0, not {amplitude!r}.")
+    check_count(bands, "bands")
     rng, edges = np.random.default_rng(seed), {}
 
     def variants(x):
@@ -275,7 +280,7 @@ def measure_frequency_noise(
         delta = torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
         for mask in frequency_masks(*x.shape[-2:], bands) if masks is None else masks: yield x + band_noise(delta, mask, amplitude)
 
-    (clean, *noisy), n = accuracy_under(model, data, variants, images=images, batch_size=batch_size, folds=folds, device=device)
+    (clean, *noisy), n = accuracy_under(model, data, variants, images=images, batch_size=batch_size, folds=folds)
     return pd.DataFrame([dict(band=b, **edges[b], fold=f, n=int(n[f]), accuracy=float(a),
                               accuracy_clean=float(clean[f]), accuracy_loss=float(clean[f] - a)) for b, row in enumerate(noisy) for f, a in enumerate(row)])
 
@@ -311,7 +316,6 @@ def measure_shape_texture(
     batch_size: int = 128,
     folds: int = 1,
     seed: int = 0,  # of the orders of patches
-    device=None,
 ) -> pd.DataFrame:  # left ("shape" or "texture"), strength (cutoff in pi, or patch in 32nds of the side), fold, n, accuracy
     "Accuracy when only shape, or only texture, is left of the images."
     orders = {patch: np.random.default_rng([seed, patch]) for patch in PATCHES}  # one each, so that the batch size changes nothing
@@ -320,7 +324,7 @@ def measure_shape_texture(
         yield from (low_pass(x, cutoff) for cutoff in CUTOFFS)
         yield from (shuffle_patches(x, max(1, patch * min(x.shape[-2:]) // 32), rng) for patch, rng in orders.items())
 
-    accuracy, n = accuracy_under(model, data, variants, images=images, batch_size=batch_size, folds=folds, device=device)
+    accuracy, n = accuracy_under(model, data, variants, images=images, batch_size=batch_size, folds=folds)
     kinds = [("shape", c) for c in CUTOFFS] + [("texture", p) for p in PATCHES]
     return pd.DataFrame([dict(left=left, strength=strength, fold=f, n=int(n[f]), accuracy=float(a))
                          for (left, strength), row in zip(kinds, accuracy) for f, a in enumerate(row)])
@@ -411,11 +415,11 @@ def plot_shape_texture(
     shift: float = 0.0,   # to the right, so that networks stand side by side
     **style,              # changes to the markers
 ) -> plt.Axes:
-    "Accuracy on what is left of the images: three strengths of low-pass filter, three sizes of shuffled patches."
+    "Accuracy on what is left of the images: three strengths of low-pass filter, three sizes of shuffled patches, as shares of the side."
     ax = ax or plt.gca()
     values = mean_and_interval(table, ["left", "strength"], "accuracy")
     ax.errorbar(np.arange(len(values)) + shift, values.effect, [values.effect - values.low, values.high - values.effect], **{**line_style(model), "linestyle": "none", **style})
-    names = [f"shape\n≤ {s:g} $\\pi$" if left == "shape" else f"texture\n{s:g} px" for left, s in zip(values.left, values.strength)]
+    names = [f"shape\n≤ {s:g} $\\pi$" if left == "shape" else f"texture\n{s:g}/32" for left, s in zip(values.left, values.strength)]
     ax.set_xticks(range(len(values)), names)
     ax.set(ylabel="accuracy", ylim=(0, 1))
     return ax

@@ -308,7 +308,7 @@ def load_checkpoint(
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
         text = path.with_suffix(".json")
         meta = json.loads(text.read_text()) if text.is_file() else {}
-    except (SafetensorError, ValueError, RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError) as e:
+    except (SafetensorError, ValueError, RuntimeError, EOFError, OSError, LookupError, AttributeError, pickle.UnpicklingError) as e:
         if "GLOBAL" in str(e): raise ValueError(f"The checkpoint {path} holds more than tensors, and code in it is not run: save model.state_dict() alone.") from e
         raise ValueError(f"The checkpoint {path} cannot be read ({type(e).__name__}: {str(e).splitlines()[0][:80] if str(e) else 'empty'}): "
                          "it is damaged or no checkpoint; make or fetch it again.") from e

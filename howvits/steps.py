@@ -4,7 +4,7 @@
 __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIGHT', 'SCALE', 'RECURRENT', 'REDUCE', 'SPLIT',
            'PRODUCT', 'ATTENTION', 'WEIGHED', 'MOST_APART', 'CHANGED_COURSE', 'CHANGES', 'Factor', 'Node',
            'evaluation_mode', 'plain_attention', 'trace', 'Layout', 'Step', 'judge', 'branches', 'unwrap',
-           'image_channels', 'find_steps', 'observe', 'intervene']
+           'image_channels', 'as_read_by', 'find_steps', 'observe', 'intervene']
 
 # %% ../nbs/foundations/02_steps.ipynb #e95889f7
 import heapq
@@ -623,6 +623,14 @@ def image_channels(model: nn.Module) -> int | None:
     "The channels of the images that a model reads, if its first layer is a convolution, as it nearly always is; else None."
     first = next((m for m in model.modules() if not m._modules), None)
     return first.in_channels if isinstance(first, nn.Conv2d) else None
+
+def as_read_by(
+    model: nn.Module,
+    images: Tensor,  # (B, C, H, W), in any precision
+) -> Tensor:
+    "The images where the model is and in its precision: those of its first parameter."
+    first = next(model.parameters(), None)
+    return images if first is None else images.to(first.device, first.dtype)
 
 def _check_images(model, images):
     "Images have to be a batch (B, C, H, W) with the channels that the model's first convolution reads."

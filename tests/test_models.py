@@ -73,6 +73,9 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="holds more than tensors"): create_model("vit", checkpoint="weights.pth")
     Path("plain.pth").write_bytes(pickle.dumps(Harmful()))
     with pytest.raises(ValueError, match="cannot be read|holds more than tensors"): create_model("vit", checkpoint="plain.pth")
+    for junk in (b"root:x:0:0:root:/root:/bin/bash\n" * 20, b"", b"\x80\x02.", b"\x80\x02K\x01Q.", b"PK\x03\x04"):
+        Path("junk").write_bytes(junk)
+        with pytest.raises(ValueError, match="cannot be read|holds more than tensors|no state dict"): create_model("vit", checkpoint="junk")
     assert not Path("harm").exists()
 
 
