@@ -85,6 +85,11 @@ class Attention:
     values: Tensor    # (B', heads, K, E), or None
     result: Tensor    # mixed @ values as the model computed it, (B', heads, Q, E), or None
 
+def _four_axes(x):
+    "Windows that have an axis of their own join the batch; a single head without one is given it."
+    if x is None or x.ndim == 4: return x
+    return x.flatten(0, -4) if x.ndim > 4 else x[:, None]
+
 class _WatchAttention(TorchFunctionMode):
     "Counts operations, and shows attention when a map that is expected has been applied."
     def __init__(self, maps, visit):
@@ -122,7 +127,7 @@ class _WatchAttention(TorchFunctionMode):
 
     def show(self, found, *tensors):
         self.seen += 1
-        self.visit(found.step, Attention(*tensors))
+        self.visit(found.step, Attention(*map(_four_axes, tensors)))
 
 # %% ../nbs/foundations/14_attention.ipynb #79bfb58b
 def observe_attention(

@@ -37,7 +37,7 @@ from .plots import save_figure
 
 # %% auto #0
 __all__ = ['KINDS', 'RULES', 'SOME', 'assigned', 'injected', 'check_injected', 'check_parameters', 'output_folder', 'Weights',
-           'is_path', 'find_weights', 'cached_by_timm', 'make_network', 'Resized', 'fit_to_model', 'tell', 'ChapterRun',
+           'is_path', 'find_weights', 'cached_by_timm', 'make_network', 'Fitted', 'fit_to_model', 'tell', 'ChapterRun',
            'start', 'start_networks', 'versions', 'device_name', 'claim_record', 'publish', 'finish']
 
 # %% ../nbs/foundations/08_chapters.ipynb #77225a74
@@ -182,26 +182,32 @@ def make_network(
     return create_model(weights.name, dataset=dataset, **how).to(device).eval()
 
 # %% ../nbs/foundations/08_chapters.ipynb #bda6fa6b
-class Resized(ImageDataset):
-    "A data set whose images come in another size (bicubic, as in timm's evaluation)."
+class Fitted(ImageDataset):
+    "A data set in another size (bicubic, as in timm's evaluation) and another normalisation."
     def __init__(self,
                  data: ImageDataset,
-                 size: tuple[int, int]):  # height, width
-        self.__dict__.update(vars(data), data=data, size=tuple(size), raw=None)
-        self.note = f"{data.note} Resized to {size[0]} x {size[1]} pixels."
+                 size: tuple[int, int],  # height, width
+                 mean: tuple, std: tuple):  # of each channel, for pixels in [0, 1]
+        self.__dict__.update(vars(data), data=data, size=tuple(size), mean=tuple(mean), std=tuple(std), raw=None)
+        done = [f"Resized to {size[0]} x {size[1]} pixels."] * (self.size != tuple(data.size))
+        done += ["Normalised as the model's configuration says."] * ((self.mean, self.std) != (tuple(data.mean), tuple(data.std)))
+        self.note = " ".join([data.note, *done])
 
     def images(self, indices: Tensor) -> Tensor:  # (B, 3, H, W)
-        "Normalised images, resized."
-        return resize(self.data.images(indices), list(self.size), InterpolationMode.BICUBIC, antialias=True)
+        "Images, resized and normalised anew."
+        was, std, mean, new = (torch.tensor(v).view(-1, 1, 1) for v in (self.data.mean, self.data.std, self.mean, self.std))
+        images = (self.data.images(indices) * std + (was - mean)) / new
+        return resize(images, list(self.size), InterpolationMode.BICUBIC, antialias=True) if self.size != tuple(self.data.size) else images
 
 # %% ../nbs/foundations/08_chapters.ipynb #b2e6d082
 def fit_to_model(
     data: ImageDataset,
     model: nn.Module,
 ) -> ImageDataset:
-    "The data in the model's own input size, where it has one (`pretrained_cfg`, as timm's models do)."
-    wanted = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
-    return data if wanted is None or tuple(wanted[-2:]) == tuple(data.size) else Resized(data, wanted[-2:])
+    "The data in the model's own input size and normalisation, where it has them (`pretrained_cfg`, as timm's models do)."
+    own, told = (data.size, data.mean, data.std), getattr(model, "pretrained_cfg", None) or {}
+    wanted = (told.get("input_size", own[0])[-2:], told.get("mean", own[1]), told.get("std", own[2]))
+    return data if all(tuple(a) == tuple(b) for a, b in zip(wanted, own)) else Fitted(data, *wanted)
 
 # %% ../nbs/foundations/08_chapters.ipynb #68978284
 def tell(text: str) -> None:
@@ -275,7 +281,7 @@ def _how_many(images, batch_size, data):
     "The number of images to use; refuses more than there are, and a larger batch if one was asked for."
     if images is not None and images > len(data):
         raise ValueError(f"images={images} is more than the {len(data):,} that there are ({data.name}): ask for fewer.")
-    count = images or (min(SOME, len(data)) if isinstance(data, Resized) else len(data))
+    count = images or (min(SOME, len(data)) if isinstance(data, Fitted) else len(data))
     if batch_size is not None and batch_size > count:
         raise ValueError(f"batch_size={batch_size} is more than the {count:,} images: ask for a smaller batch.")
     return count
