@@ -48,6 +48,7 @@ class Preset:
     rates: tuple  # learning rates to choose from on the validation split; a single one is taken as it is
     models: dict = field(default_factory=dict)  # name in the claims table: name in the registry, where they differ
     standard: dict = field(default_factory=dict)  # conditions whose standard is another one here than in the claims table
+    values: dict = field(default_factory=dict)  # condition: {value in the claims table: value here}, where images of another size ask for others
 
 
 LIGHT = dict(augment="weak", mixup=0.0, cutmix=0.0)
@@ -56,7 +57,7 @@ PRESETS = {
     "small": Preset(dict(dataset="fashion_mnist_mini", epochs=5.0, warmup=0.05, precision="bfloat16", **LIGHT), rates=(3e-4, 1e-3, 3e-3)),
     "paper": Preset(dict(dataset="cifar100", epochs=300.0), rates=(1.25e-4,), standard=dict(augment="strong", patch=2),
                     models=dict(resnet="resnet_50", vit="vit_ti", pit="pit_ti", swin="swin_ti", resnext="resnext_50", mixer="mixer_ti")),
-    "paper-imagenet": Preset(dict(dataset="imagenet", epochs=300.0, batch_size=128), rates=(1.25e-4,), standard=dict(augment="strong", patch=16),
+    "paper-imagenet": Preset(dict(dataset="imagenet", epochs=300.0, batch_size=128), rates=(1.25e-4,), standard=dict(augment="strong"), values=dict(patch={2: 8, 8: 32}),
                              models=dict(resnet="resnet50", vit="vit_tiny_patch16_224", pit="pit_ti_224", swin="swin_tiny_patch4_window7_224", resnext="resnext50_32x4d", mixer="mixer_s16_224")),
 }
 
@@ -104,7 +105,7 @@ def config_of(
     if unknown: raise ValueError(f"nothing makes {', '.join(unknown)} yet (condition {where}, preset {preset}).")
     config = RunConfig(name, lr=rate, seed=seed, channels_last="resne" in name, **setting.recipe)
     for condition, value in where.items():
-        if condition != "model": config = CHANGES[condition](config, value)
+        if condition != "model": config = CHANGES[condition](config, setting.values.get(condition, {}).get(value, value))
     return config
 
 # %% ../nbs/foundations/12_sweep.ipynb #e7e762b9

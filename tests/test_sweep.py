@@ -216,6 +216,11 @@ def test_two_steps_of_every_paper_configuration(preset, model):
     assert trainer.losses.isfinite().all()
 
 
+def test_a_patch_is_as_large_for_large_images():
+    sizes = [config_of({"model": "vit"} | ({"patch": patch} if patch else {}), 0, 1e-4, "paper-imagenet").model_args for patch in (2, None, 8)]
+    assert sizes == [{"patch_size": 8}, {}, {"patch_size": 32}]  # the standard is 16: half of it, and twice, as with 32 pixels
+
+
 @pytest.mark.parametrize("preset, impossible", [("small", 0), ("paper", 2), ("paper-imagenet", 0)])
 def test_every_claim_of_chapter_02_can_be_planned(preset, impossible):
     "Except I5 with the papers' networks on CIFAR, whose own patches are the smallest of its three."
