@@ -256,12 +256,17 @@ def execute(name: str) -> tuple[float, str | None]:
     return time.perf_counter() - started, None
 
 
+def quietly() -> None:
+    "Nothing of this process reaches the terminal: what a notebook says there is on its page as well."
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 def run(names: list[str], force: bool = False) -> bool:
     "Run those of the notebooks that are stale, or have not run here; True if all went well."
     ran = json.loads(RAN.read_text()) if RAN.is_file() else {}
     todo = [name for name in names if force or staleness(name) or ran.get(name, {}).get("hashes") != hashes(name)]
     well = True
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn"), max_tasks_per_child=1, initializer=quietly) as pool:
         jobs = {pool.submit(execute, name): name for name in todo}
         for job in as_completed(jobs):
             name, (seconds, error) = jobs[job], job.result()
