@@ -242,7 +242,7 @@ def execute(name: str) -> tuple[float, str | None]:
         nbformat.write(for_readers(read(source_of(name))), source)
         # The kernel is this Python's own; it runs where the notebook lies, as nbdev_test does; it shows no progress bars; it talks through
         # sockets in `folder`, since the ports of two kernels may clash.
-        os.environ.update(JUPYTER_PREFER_ENV_PATH="1", JUPYTER_RUNTIME_DIR=folder, TQDM_DISABLE="1", PYTHONWARNINGS="ignore:IProgress not found")
+        os.environ.update(JUPYTER_PREFER_ENV_PATH="1", JUPYTER_RUNTIME_DIR=folder, TQDM_DISABLE="1", PYTHONWARNINGS="ignore:IProgress not found,ignore:`torch.jit.script` is deprecated")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
         ipc = Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/kernel"}})
         try:
