@@ -304,20 +304,21 @@ def status_page() -> str:
 
 
 def claims_page() -> str:
-    "The table of claims, by chapter; a chapter that is written is linked."
-    book = yaml.safe_load((ROOT / "book/claims.yml").read_text(encoding="utf-8"))
+    "The table of claims, by chapter, each with what the record says; a chapter that is written is linked."
+    from howvits.sweep import verdicts
+    found = verdicts()
     lines = [
         "# The claims", "",
         "What this book puts to the test, chapter by chapter. Each row is a statement of the papers in our words; how it is measured, on which networks,",
-        "and what would support it, was written down before the runs. The verdicts stand in the chapters, which compute them. An id without a link belongs to a chapter that is still to be written.", ""]
+        "and what would support it, was written down before the runs. The verdicts are for small networks on small data; the chapters compute them, and say what they rest on.",
+        "An id without a link belongs to a chapter that is still to be written, a verdict that is missing to runs that are still to be made.", ""]
     for part, title in PARTS.items():
-        lines += ["", f"## {title}", "", "| id | claim | source |", "|---|---|---|"]
-        for claim in book["claims"]:
-            if claim["part"] == part:
-                name = claim["chapter"]
-                link = f"[{claim['id']}](chapters/{name}.ipynb)" if name in chapters() else claim["id"]
-                source = f"{{cite:t}}`{claim['source']['paper']}`, {claim['source']['where']}"
-                lines.append(f"| {link} | {claim['statement']} | {source} |")
+        lines += ["", f"## {title}", "", "| id | claim | verdict |", "|---|---|---|"]
+        for id, verdict in found.items():
+            if (claim := verdict.claim).part == part:
+                link = f"[{id}](chapters/{claim.chapter}.ipynb)" if claim.chapter in chapters() else id
+                source = f"{{cite:t}}`{claim.paper}`, {claim.where}"
+                lines.append(f"| {link} | {claim.statement} ({source}) | {verdict.overall.replace('no verdict', '')} |")
     return "\n".join([*lines, ""])
 
 
