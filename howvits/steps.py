@@ -722,6 +722,20 @@ def _module_results(model, steps, show):
         for h in hooks: h.remove()
     if any(left.values()): raise RuntimeError(CHANGED_COURSE)
 
+def _users(x): return torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+
+_ALONE = _users(torch.empty(1))
+
+def _add_aside(add, args, kwargs):
+    "An in-place addition, and the two operands as they were: the changed one leaves its memory to us and moves to that of the sum; if others share it, it is copied."
+    changed, other = _tensors((args, kwargs))
+    if torch.is_grad_enabled() or _users(changed) > _ALONE or changed.dtype != other.dtype or changed.shape != other.shape or changed.stride() != other.stride():
+        kept = changed.clone()
+        return add(*args, **kwargs), (kept, other)
+    kept = changed.detach()
+    changed.data = torch.add(kept, other)
+    return changed, (kept, other)
+
 def observe(
     model: nn.Module,
     images: Tensor,      # (B, 3, H, W)
@@ -739,9 +753,9 @@ def observe(
         with torch._C.DisableTorchFunction(): visit(step, *(maps if raw else (None if x is None else step.layout.map(x) for x in maps)))
 
     def join(watch, step, add, args, kwargs):
-        stream, branch = _operands(step, args, kwargs)
-        if add.__name__ in IN_PLACE: stream, branch = (stream.clone(), branch) if step.stream_first else (stream, branch.clone())
-        total = add(*args, **kwargs)
+        if add.__name__ in IN_PLACE: total, operands = _add_aside(add, args, kwargs)
+        else: total, operands = add(*args, **kwargs), _tensors((args, kwargs))
+        stream, branch = operands if step.stream_first else reversed(operands)
         if step.activation: watch.waiting = step.activation, total, partial(show, step, stream, branch)
         else: show(step, stream, branch, total)
         return total
