@@ -182,8 +182,13 @@ def read_measures(
     chapter: str,  # as "05_fourier"
     folder: Path | None = None,  # of the record
 ) -> pd.DataFrame:  # with the columns of `MEASURES`
-    "What a chapter has measured so far."
-    return _read_csv(_measures_path(chapter, folder), MEASURES)
+    "What a chapter has measured so far, each row checked. Raises `ValueError` with the line that is wrong."
+    path = _measures_path(chapter, folder)
+    table = _read_csv(path, MEASURES)
+    values, twice = pd.to_numeric(table["value"], errors="coerce"), table.duplicated(["checkpoint", "measure", "version"])
+    for bad, what in ((~values.abs().lt(float("inf")), "is no finite number"), (twice, "is there twice")):
+        if bad.any(): raise ValueError(f"{path}, line {bad.argmax() + 2}: {table['measure'][bad.argmax()]} {what}. Restore the file, as by `git checkout`.")
+    return table
 
 
 def add_measures(

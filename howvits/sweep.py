@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'CHANGES', 'MODULES', 'Preset', 'set_to', 'multiply', 'set_argument', 'beyond_standard',
            'config_of', 'trials', 'best_rate', 'choose_rate', 'Planned', 'cells_of', 'confounded', 'plan',
-           'snapshot_hashes', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one', 'in_processes', 'on_ray',
-           'keep', 'kept_source', 'is_kept', 'weights_of', 'measure_all', 'measure_command', 'measure_one', 'images_of',
-           'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all', 'make_parser', 'refused',
-           'main']
+           'snapshot_hashes', 'module_of', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one',
+           'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'measure_all', 'measure_command',
+           'measure_one', 'images_of', 'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all',
+           'make_parser', 'refused', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -204,16 +204,30 @@ def snapshot_hashes(runs: pd.DataFrame) -> dict[tuple[str, str], str]:  # (key, 
     return {(key, name): digest for key, snapshots in zip(runs["key"], runs["snapshots"]) for name, digest in json.loads(snapshots).items()}
 
 
+MODULES = {"03_hessians": "hessian"}  # where a chapter's module has a name of its own
+
+
+def module_of(
+    chapter: str,  # as "05_fourier"
+):
+    "The module of a chapter that measures runs, or None."
+    name = f"howvits.{MODULES.get(chapter, chapter.partition('_')[2])}"
+    module = import_module(name) if chapter.partition("_")[2] and find_spec(name) else None
+    return module if hasattr(module, "measure_run") else None
+
+
 def measured(
     runs: pd.DataFrame,  # the record
     folder: Path | None = None,  # of the record
 ) -> pd.DataFrame:  # one row per run, a column per measure
-    "All measurements of the recorded runs' own weights."
-    own = {(key, digest) for (key, _), digest in snapshot_hashes(runs).items()}
-    chapters = sorted((Path(folder or record_folder()) / "measures").glob("*.csv"))
-    table = pd.concat([read_measures(path.stem, folder) for path in chapters] or [read_measures("none", folder)])
-    table = table[pd.Series([pair in own for pair in zip(table["key"], table["checkpoint"])], index=table.index, dtype=bool)]
-    table = table.sort_values("version").drop_duplicates(["key", "measure"], keep="last")
+    "All measurements of the recorded runs' own weights, by today's version of each chapter's measurement."
+    def current(chapter):
+        table, module = read_measures(chapter, folder), module_of(chapter)
+        return table if module is None else table[table["version"] == module.MEASUREMENT]
+    hashes, chapters = snapshot_hashes(runs), sorted((Path(folder or record_folder()) / "measures").glob("*.csv"))
+    table = pd.concat([current(path.stem) for path in chapters] or [read_measures("none", folder)])
+    own = [hashes.get((key, snapshot)) == digest for key, snapshot, digest in zip(table["key"], table["snapshot"], table["checkpoint"])]
+    table = table[pd.Series(own, index=table.index, dtype=bool)]
     counts = table.dropna(subset="n").assign(measure=lambda t: t["measure"] + "_n", value=lambda t: t["n"])
     return pd.concat([table, counts]).pivot(index="key", columns="measure", values="value").reset_index()
 
@@ -344,9 +358,6 @@ def weights_of(
     return cached if cached.is_file() and file_hash(cached) == wanted else None
 
 
-MODULES = {"03_hessians": "hessian"}  # where a chapter's module has a name of its own
-
-
 def measure_all(
     chapter: str,  # as "05_fourier"
     preset: str = "small",
@@ -354,9 +365,8 @@ def measure_all(
 ) -> list[str]:  # runs, and snapshots, whose weights are not here
     "Measure, and record, what a chapter's claims still need of the recorded runs."
     check_choice(chapter, sorted({claim.chapter for claim in load_claims().values()}), "chapter")
-    name = MODULES.get(chapter, chapter.split("_", 1)[1])
-    module = import_module(f"howvits.{name}") if find_spec(f"howvits.{name}") else None
-    if not hasattr(module, "measure_run"): raise ValueError(f"nothing is measured for {chapter}: its claims rest on the record alone, or the chapter is still to be written.")
+    module = module_of(chapter)
+    if module is None: raise ValueError(f"nothing is measured for {chapter}: its claims rest on the record alone, or the chapter is still to be written.")
     claims = [claim for claim in load_claims().values() if claim.chapter == chapter]
     runs, known, lost = read_runs(folder), read_measures(chapter, folder), []
     planned, _ = plan(claims, runs, preset, {claim.id for claim in claims})

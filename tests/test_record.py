@@ -6,8 +6,10 @@ import sys
 import pytest
 import torch
 
+from howvits.data import load_dataset
+from howvits.evaluation import evaluate
 from howvits.models import create_model, load_checkpoint
-from howvits.record import COLUMNS, add_run, key_of, read_runs, record_folder
+from howvits.record import COLUMNS, add_run, kept_path, key_of, read_runs, record_folder
 from howvits.sweep import record_row
 from howvits.training import RECIPE, RunConfig, fit, from_canonical
 
@@ -86,3 +88,15 @@ def test_another_loop_needs_another_recipe(tmp_path):
     weights = create_model("vit", checkpoint=run.checkpoint).state_dict().values()
     assert run.losses.tolist() == pytest.approx(GOLDEN[RECIPE]["losses"], rel=1e-4), "the numbers of this recipe have changed: raise RECIPE and note the new ones"
     assert sum(w.square().sum().item() for w in weights) == pytest.approx(GOLDEN[RECIPE]["squares"], rel=1e-5)
+
+
+@pytest.mark.parametrize("row", [row for row in read_runs(record_folder()).to_dict("records") if kept_path(row["key"], "late").is_file()][::4], ids=lambda row: row["key"])
+def test_kept_weights_have_the_recorded_error(row):
+    "A result that was typed in is found out by the weights beside it; they are rounded to 16 bits, so an image or two may change sides."
+    config = from_canonical(row["config"])
+    found = evaluate(create_model(config.model, checkpoint=kept_path(row["key"], "late")), load_dataset(config.dataset, "test"))
+    assert abs(found["error"] - row["error"]) <= 2 / row["n"] and found["nll"] == pytest.approx(row["nll"], abs=1e-3)
+
+
+def test_every_row_names_clean_commits():
+    assert read_runs(record_folder())["commit"].str.fullmatch(r"[0-9a-f]{40}(, [0-9a-f]{40})*").all()
