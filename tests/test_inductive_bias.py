@@ -18,7 +18,7 @@ def test_places_a_network_among_the_recorded(tmp_path):
     assert record["sentences"]["vit"][0].startswith("For this network, the test error is 0.1")
     table = pd.read_csv(out / "table.csv")
     assert (table["model"] == "vit").any() and table["error"].between(0, 1).all() and (table["nll_train"] > 0).all()
-    assert set(pd.read_csv(out / "costs.csv")["model"]) == {*ZOO, *FURTHER, *PAPER[:4]}
+    assert set(pd.read_csv(out / "costs.csv")["model"]) == {*ZOO, *FURTHER, "vit, patch 2", "vit, patch 8", *PAPER[:4]}
 
 
 def test_an_untrained_network_is_not_placed(tmp_path):
