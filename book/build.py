@@ -306,7 +306,7 @@ def status_page() -> str:
 def claims_page() -> str:
     "The table of claims, by chapter, each with what the record says; a chapter that is written is linked."
     from howvits.sweep import verdicts
-    found = verdicts()
+    found, written = verdicts().values(), chapters()
     lines = [
         "# The claims", "",
         "What this book puts to the test, chapter by chapter. Each row is a statement of the papers in our words; how it is measured, on which networks,",
@@ -314,11 +314,9 @@ def claims_page() -> str:
         "An id without a link belongs to a chapter that is still to be written, a verdict that is missing to runs that are still to be made.", ""]
     for part, title in PARTS.items():
         lines += ["", f"## {title}", "", "| id | claim | verdict |", "|---|---|---|"]
-        for id, verdict in found.items():
-            if (claim := verdict.claim).part == part:
-                link = f"[{id}](chapters/{claim.chapter}.ipynb)" if claim.chapter in chapters() else id
-                source = f"{{cite:t}}`{claim.paper}`, {claim.where}"
-                lines.append(f"| {link} | {claim.statement} ({source}) | {verdict.overall.replace('no verdict', '')} |")
+        for claim, word in ((verdict.claim, verdict.overall) for verdict in found if verdict.claim.part == part):
+            link = f"[{claim.id}](chapters/{claim.chapter}.ipynb)" if claim.chapter in written else claim.id
+            lines.append(f"| {link} | {claim.statement} ({{cite:t}}`{claim.paper}`, {claim.where}) | {'' if word == 'no verdict' else word} |")
     return "\n".join([*lines, ""])
 
 
