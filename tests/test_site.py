@@ -315,3 +315,9 @@ def test_search_finds_a_word_of_the_book(site, browser):
 class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass
+
+
+def test_the_table_of_claims_shows_the_verdicts():
+    from howvits.sweep import verdicts
+    rows = dict(re.findall(r"(?m)^\| \[?(\w+)\]?.* \| ([a-z]*) \|$", BUILD.claims_page()))
+    assert rows == {id: verdict.overall.replace("no verdict", "") for id, verdict in verdicts().items()} and set(rows.values()) > {"", "holds"}
