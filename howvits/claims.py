@@ -21,17 +21,19 @@ import numpy as np
 import pandas as pd
 import statsmodels.api as sm
 import yaml
+from jsonschema import Draft202012Validator
 from scipy import stats
 from scipy.special import expit, logit
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 # %% auto #0
-__all__ = ['KINDS', 'OPTIONAL', 'REGISTER', 'MARKS', 'SIDES', 'DECIDES', 'Cell', 'Component', 'Claim', 'slope_weights',
-           'claim_hash', 'register', 'load_claims', 'find_claim', 'check_runs', 'missing_runs', 'to_scale', 'Estimate',
-           'contrast_of_means', 'regression', 'estimate_from', 'estimate', 'margin_on_scale', 'judge', 'overall',
-           'Verdict', 'verdict', 'aa_control', 'adjust', 'for_this_network', 'in_brief', 'result_table', 'plan_table',
-           'rule_of', 'missing_list', 'how_to_make', 'ClaimBox', 'claim_box', 'as_table', 'main']
+__all__ = ['TEXT', 'FLAG', 'NUMBER', 'SEEDS', 'MARGIN', 'COMPONENT', 'CLAIM', 'SCHEMA', 'KINDS', 'OPTIONAL', 'REGISTER', 'MARKS',
+           'SIDES', 'DECIDES', 'Cell', 'Component', 'Claim', 'slope_weights', 'claim_hash', 'register', 'load_claims',
+           'find_claim', 'check_runs', 'missing_runs', 'to_scale', 'Estimate', 'contrast_of_means', 'regression',
+           'estimate_from', 'estimate', 'margin_on_scale', 'judge', 'overall', 'Verdict', 'verdict', 'aa_control',
+           'adjust', 'for_this_network', 'in_brief', 'result_table', 'plan_table', 'rule_of', 'without_pooling',
+           'missing_list', 'how_to_make', 'ClaimBox', 'claim_box', 'as_table', 'main']
 
 # %% ../nbs/foundations/05_claims.ipynb #1381566b
 @dataclass(frozen=True)
@@ -120,6 +122,28 @@ def _fields(raw, required, optional, place):
     for name in required: _check(raw.get(name) not in (None, ""), place, f"the field {name} is missing")
     for name in raw: _choose(name, [*required, *optional], place, "the field")
 
+# %% ../nbs/foundations/05_claims.ipynb #f4f0857c
+def _object(required=(), **fields): return {"type": "object", "required": list(required), "properties": fields}
+def _each(kind, of): return {"type": kind, "minProperties" if kind == "object" else "minItems": 1, "additionalProperties" if kind == "object" else "items": of}
+
+
+TEXT, FLAG, NUMBER, SEEDS = {"type": "string"}, {"type": "boolean"}, {"type": "number"}, {"type": "integer", "minimum": 2}
+MARGIN = {"type": "number", "exclusiveMinimum": 0}
+COMPONENT = _object(name=TEXT, kind=TEXT, measure=TEXT, decides=FLAG, paired=FLAG, margin=MARGIN, seeds=SEEDS, paper=NUMBER, note=TEXT, over=TEXT, adjust_for=TEXT,
+                    direction={"enum": [1, -1, "negligible"]}, at=_each("object", _each("array", {"type": ["number", "string"]})))
+CLAIM = _object(id=TEXT, chapter=TEXT, part=SEEDS | {"minimum": 1}, statement=TEXT, paper_value=TEXT, note=TEXT,
+                source=_object(paper=TEXT, where=TEXT), components=_each("array", COMPONENT))
+SCHEMA = _object(papers=_each("object", TEXT), seeds=_object(["zoo", "other"], zoo=SEEDS, other=SEEDS), zoo=_each("array", TEXT), models=_each("object", TEXT),
+                 conditions=_each("object", _object(["standard"])), measures=_each("object", _object(["scale"], scale=TEXT, margin=MARGIN)), claims=_each("array", CLAIM))
+
+
+def _check_types(table):
+    "Refuse the first field whose value has the wrong type."
+    for error in Draft202012Validator(SCHEMA).iter_errors(table):
+        path = list(error.absolute_path)
+        if path[:1] == ["claims"] and len(path) > 2: path[:2] = [f"claim {table['claims'][path[1]].get('id', path[1])}"]
+        _check(False, " / ".join(map(str, path)), error.message)
+
 # %% ../nbs/foundations/05_claims.ipynb #9624e1e0
 def slope_weights(
     x,  # where the conditions stand, (k,)
@@ -132,7 +156,7 @@ def slope_weights(
 def _conditions(raw, place, field):
     "A condition, or several, as a list."
     conditions = raw if isinstance(raw, list) else [raw]
-    good = conditions and all(isinstance(c, dict) and "model" in c for c in conditions)
+    good = conditions and all(isinstance(c, dict) and isinstance(c.get("model"), str) for c in conditions)
     _check(good, place, f"{field} must be one condition or several, each with a model")
     return conditions
 
@@ -198,7 +222,6 @@ def _component(raw, table, place):
     _fields(raw, ["name", "kind", "measure", "direction", *KINDS[kind]], OPTIONAL, place)
     measures = table["measures"]
     measure = measures[_choose(raw["measure"], measures, place, "measure")]
-    _check(raw["direction"] in (1, -1, "negligible"), place, f"direction must be 1, -1 or negligible, not {raw['direction']!r}")
     scale = _choose(raw.get("scale", measure["scale"]), ["identity", "log", "logit"], place, "scale")
     margin = raw.get("margin", measure.get("margin"))
     _check(margin is not None or raw["direction"] != "negligible", place, "a negligible effect needs a margin")
@@ -253,6 +276,7 @@ def _read(path, changed):
     try: table = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as e: raise ValueError(f"The table of claims {path} is not YAML: {' '.join(str(e).split())}.") from e
     _fields(table, ["papers", "seeds", "zoo", "models", "conditions", "measures", "claims"], [], "top level")
+    _check_types(table)
     claims = [_claim(raw, table) for raw in table["claims"]]
     ids = [c.id for c in claims]
     for i in ids: _check(ids.count(i) == 1, f"claim {i}", "the id is used twice")
@@ -444,28 +468,38 @@ def contrast_of_means(
     samples: list,  # one array of runs per cell
     weights,  # one per cell
     pool: list = (),  # further cells, which only share the variance
+    *,
+    welch: bool | None = None,  # share no variance; None: where standard deviations differ more than threefold
 ) -> Estimate:
-    "A weighted sum of cell means by ordinary least squares; Welch's where standard deviations differ more than threefold."
-    sds = np.array([np.std(s, ddof=1) for s in samples])
-    welch = sds.max() > 3 * sds.min()
-    own = np.sqrt(np.mean(sds**2))
-    alike = [s for s in pool if own / 3 <= np.std(s, ddof=1) <= 3 * own]
-    groups = list(samples) if welch else [*samples, *alike]
-    sizes = np.array([len(g) for g in groups])
-    model = sm.OLS(np.concatenate(groups), np.repeat(np.eye(len(groups)), sizes, axis=0))
+    "A weighted sum of cell means by ordinary least squares, or Welch's."
+    if welch is None: welch = _differ([*samples, *pool])
+    groups = list(samples) if welch else [*samples, *pool]
+    model = sm.OLS(np.concatenate(groups), np.repeat(np.eye(len(groups)), [len(g) for g in groups], axis=0))
     fit = model.fit(cov_type="HC2", use_t=True) if welch else model.fit()
     test = fit.t_test(np.r_[weights, np.zeros(len(groups) - len(samples))])
-    df = fit.df_resid
-    if welch:
-        parts = np.square(weights) * np.square(sds) / sizes
-        df = parts.sum() ** 2 / (parts**2 / (sizes - 1)).sum()
+    df = _satterthwaite(samples, weights) if welch else fit.df_resid
     return Estimate(float(test.effect.item()), float(test.sd.item()), float(df), int(sum(map(len, samples))))
+
+
+def _differ(groups):
+    "Whether the standard deviations of any two groups differ by more than three times."
+    sds = [np.std(g, ddof=1) for g in groups]
+    return max(sds) > 3 * min(sds)
+
+
+def _satterthwaite(samples, weights):
+    "Degrees of freedom of Welch's standard error; those of all runs where none varies."
+    sizes = np.array([len(s) for s in samples])
+    parts = np.square(weights) * [np.var(s, ddof=1) for s in samples] / sizes
+    return parts.sum() ** 2 / (parts**2 / (sizes - 1)).sum() if parts.any() else sum(sizes - 1)
 
 # %% ../nbs/foundations/05_claims.ipynb #f3721e4a
 def regression(
     samples: list,  # one array of runs per cell
     covariates: list,  # the other measure, likewise
     weights=None,  # cells of positive against cells of negative weight, at equal covariate; None: the slope
+    *,
+    welch: bool | None = None,  # share no variance; None: where standard deviations differ more than threefold
 ) -> Estimate:
     "The slope over a covariate, or a difference of two groups adjusted for it."
     y, x = np.concatenate(samples), np.concatenate(covariates)
@@ -474,7 +508,8 @@ def regression(
         first = np.repeat(np.asarray(weights) > 0, [len(s) for s in samples])
         design, contrast = np.column_stack([first, ~first, x]).astype(float), [1, -1, 0]
     fit = sm.OLS(y, design).fit()
-    test = fit.t_test(contrast)
+    if welch is None: welch = _differ(np.split(fit.resid, np.cumsum([len(s) for s in samples])[:-1]))
+    test = (fit.get_robustcov_results("HC3", use_t=True) if welch else fit).t_test(contrast)
     return Estimate(float(test.effect.item()), float(test.sd.item()), float(fit.df_resid), len(y))
 
 # %% ../nbs/foundations/05_claims.ipynb #3c635db5
@@ -483,12 +518,14 @@ def estimate_from(
     samples: list,  # runs of each of its cells, transformed
     covariates: list | None = None,  # likewise, if it has a covariate
     pool: list = (),  # runs of the cells that share the variance
+    *,
+    welch: bool | None = None,  # share no variance; None: by the rule
 ) -> Estimate:
     "The effect of one component from the values themselves."
     weights = [c.weight for c in component.cells]
     if component.paired: return contrast_of_means([sum(w * s for w, s in zip(weights, samples))], [1])
-    if component.covariate: return regression(samples, covariates, None if component.kind == "slope" else weights)
-    result = contrast_of_means(samples, weights, pool)
+    if component.covariate: return regression(samples, covariates, None if component.kind == "slope" else weights, welch=welch)
+    result = contrast_of_means(samples, weights, pool, welch=welch)
     alone = component.kind == "mean" and len(samples) == 1 and np.ptp(samples[0]) > 0
     return replace(result, skew=float(stats.skew(samples[0], bias=False))) if alone else result
 
@@ -497,13 +534,15 @@ def estimate(
     component: Component,
     runs: pd.DataFrame,  # one row per run, complete for this component
     look: int = 1,  # 2: with twice as many seeds
+    *,
+    welch: bool | None = None,  # share no variance; None: by the rule
 ) -> tuple[Estimate, float | None]:  # and the margin, on the same scale
     "The effect of one component."
     sample = lambda cell, measure=component.measure, scale=component.scale: _sample(cell, runs, measure, scale, look * cell.seeds)
     samples = [sample(c) for c in component.cells]
     covariates = [sample(c, component.covariate, component.covariate_scale) for c in component.cells] if component.covariate else None
     pool = [_sample(c, runs, component.measure, component.scale, c.seeds) for c in component.pool]
-    result = estimate_from(component, samples, covariates, pool)
+    result = estimate_from(component, samples, covariates, pool, welch=welch)
     if result.se < 1e-12 * (1 + abs(result.effect)):
         raise ValueError(f"All runs give the same {component.measure} ({component.name}): were copies of one run measured?")
     return result, margin_on_scale(component, np.concatenate(samples).mean())
@@ -577,7 +616,8 @@ class Verdict:
 def _look(claim, table, look, level):
     "The table of components at one look. One that decides nothing is not extended, and is left out if its runs are not there."
     looks = [(c, next((n for n in ((look,) if c.decides else (look, 1)) if not _missing(c, table, n)), 0)) for c in claim.components]
-    return pd.DataFrame([judge(c, *estimate(c, _evidence(table), n), level) for c, n in looks if n])
+    row = lambda c, n, welch: judge(c, *estimate(c, _evidence(table), n, welch=welch), level)
+    return pd.DataFrame([row(c, n, None) | {"welch": row(c, n, True)["outcome"]} for c, n in looks if n])
 
 
 def _deciding(components): return overall(components.loc[components["decides"], "outcome"])
@@ -694,6 +734,9 @@ def result_table(
         f"{100 * c['level'].iloc[0]:g} % interval": c["low"].map(_number) + " to " + c["high"].map(_number), "n": c["n"].map(str),
         "smallest detectable effect": c["mde"].map(_number), "p": c["p"].map(_p)})
     if c["paper"].notna().any(): table.insert(4, "paper", c["paper"].map(_number))
+    if verdict.first_look is not None:
+        first = verdict.first_look.set_index("component").reindex(c["component"])
+        table["first look"] = (first["low"].map(_number) + " to " + first["high"].map(_number)).values
     if adjusted is not None:
         own = adjusted[adjusted["claim"] == verdict.claim.id].set_index("component").reindex(c["component"])  # those that do not decide are not in it
         table["p, Holm (chapter)"], table["p, BH (book)"] = own["holm"].map(_p).values, own["bh"].map(_p).values
@@ -719,7 +762,16 @@ def rule_of(
             f"contradicted if {it} lies beyond zero on the other.")
     if margins: text += f" Negligible if {its} {100 * (1 - 2 * (1 - level)):g} % interval lies within the margin of {margins}."
     if any(c.direction == 0 for c in claim.components): text += " A component that is claimed to be negligible holds if it is."
-    return text + " Otherwise inconclusive, and the runs are extended once."
+    return text + (" Otherwise inconclusive, and the runs are extended once, to twice as many." if level == 0.95 else " Otherwise inconclusive; there is no third look.")
+
+
+def without_pooling(
+    verdict: Verdict,
+) -> str:
+    "Where an outcome rests on a shared variance, a sentence that says so; else nothing."
+    c = verdict.components
+    differ = [f"{name}: {word}" for name, word, other in zip(c["component"], c["welch"], c["outcome"]) if word != other] if len(c) else []
+    return f"If no variance were shared (Welch), the outcome would be another: {'; '.join(differ)}." if differ else ""
 
 
 def missing_list(
@@ -781,7 +833,7 @@ def _parts(verdict, adjusted):
     table = result_table(verdict, adjusted) if known else plan_table(claim)
     level = verdict.components["level"].iloc[0] if known else 0.95
     missing = missing_list(verdict.missing) if len(verdict.missing) else []
-    return table, rule_of(claim, level), missing, "Runs for the extension" if known else "Runs still needed"
+    return table, " ".join([rule_of(claim, level), without_pooling(verdict)]).rstrip(), missing, "Runs for the extension" if known else "Runs still needed"
 
 
 def _word(verdict): return verdict.overall + (" (second look)" if verdict.look == 2 else "")
