@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -231,8 +232,8 @@ def publish(notebook, name: str, made_from: dict[str, str]) -> None:
     os.replace(half, page)
 
 
-def execute(name: str) -> tuple[float, str | None]:
-    "Run nbs/`name`.ipynb and publish it; the seconds that it took, and what went wrong."
+def execute(name: str, keep: bool) -> tuple[float, str | None]:
+    "Run nbs/`name`.ipynb, and publish it unless its page is to be kept; the seconds that it took, and what went wrong."
     import papermill
     from nbclient.exceptions import DeadKernelError
     from traitlets.config import Config
@@ -252,7 +253,7 @@ def execute(name: str) -> tuple[float, str | None]:
             return time.perf_counter() - started, f"code cell {error.exec_count}: {error.ename}: {error.evalue}\n\n{error.source}"
         except DeadKernelError:
             return time.perf_counter() - started, "its kernel, which died (out of memory?)"
-        publish(nbformat.read(result, as_version=4), name, made_from)
+        if not keep: publish(nbformat.read(result, as_version=4), name, made_from)
     return time.perf_counter() - started, None
 
 
@@ -262,15 +263,22 @@ def quietly() -> None:
 
 
 def run(names: list[str], force: bool = False) -> bool:
-    "Run those of the notebooks that are stale, or have not run here; True if all went well."
+    """Run those of the notebooks that are stale, or have not run here; True if all went well. A page that is in step with its
+    source, code and data stays as it is: another machine rounds differently, and has other times to tell."""
     ran = json.loads(RAN.read_text()) if RAN.is_file() else {}
     todo = [name for name in names if force or staleness(name) or ran.get(name, {}).get("hashes") != hashes(name)]
+    if todo: print(f"Running {len(todo)} notebook{'s' if len(todo) > 1 else ''}, {WORKERS} at a time.", flush=True)
     well = True
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn"), max_tasks_per_child=1, initializer=quietly) as pool:
-        jobs = {pool.submit(execute, name): name for name in todo}
-        for job in as_completed(jobs):
-            name, (seconds, error) = jobs[job], job.result()
-            print(f"nbs/{name}.ipynb: " + (f"failed in {error}" if error else f"run in {seconds:.0f} s"), flush=True)
+        jobs = {pool.submit(execute, name, keep=not (force or staleness(name))): name for name in todo}
+        for count, job in enumerate(as_completed(jobs), 1):
+            name = jobs[job]
+            try: seconds, error = job.result()
+            except BrokenProcessPool:  # all that wait fail with it
+                left = [f"nbs/{jobs[j]}.ipynb" for j in jobs if not j.done() or j.exception()]
+                print(f"A worker was killed (out of memory?) with {', '.join(left)} under way or waiting. What has run is kept: run the same command again.")
+                return False
+            print(f"{count} of {len(todo)}: nbs/{name}.ipynb " + (f"failed in {error}" if error else f"ran in {seconds:.0f} s"), flush=True)
             well &= error is None
             if error is None:
                 record = read(page_of(name)).metadata["howvits"]

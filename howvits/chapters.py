@@ -227,7 +227,7 @@ class ChapterRun:
     parameters: dict  # as given
     weights: Weights
     model: nn.Module  # in evaluation mode, on the device
-    data: ImageDataset  # test images, in the model's size
+    data: ImageDataset  # in the model's size
     images: int  # how many of them to use
     batch_size: int
     device: torch.device
@@ -254,6 +254,7 @@ def start(
     device: str = "auto",
     out: str | Path | None = None,  # default: runs/<chapter>/<model>
     least: int = 1,  # images that the chapter needs: two, where it gives intervals over them
+    split: str = "test",  # which images it looks at
     **further,  # the chapter's own parameters, for the record
 ) -> ChapterRun:
     "Check the parameters, and make ready. Raises `ValueError`, `TypeError` or `FileNotFoundError`, in one sentence, before anything takes long."
@@ -266,7 +267,7 @@ def start(
     keep_memory()
     where = resolve_device(device)
     weights = find_weights(model, checkpoint)
-    data = load_dataset(dataset)
+    data = load_dataset(dataset, split)
     network = make_network(weights, dataset, data.num_classes, where, seed)
     data = fit_to_model(data, network)
     count = _how_many(images, batch_size if "batch_size" in given else None, data)
@@ -369,7 +370,8 @@ def finish(
     run = runs[0]
     record = dict(chapter=run.chapter, parameters=run.parameters, networks=[dict(model=r.name, weights=r.weights.note, trained=r.weights.trained) for r in runs],
                   data=run.data.note, images=run.images, batch_size=run.batch_size, device=device_name(run.device), versions=versions(),
-                  seconds=round(time.perf_counter() - run.started, 2), claims=[claim_record(v) for v in claims], **further)
+                  seconds=round(time.perf_counter() - run.started, 2), claims=[claim_record(v) for v in claims],
+                  claims_from="the training runs of the book's record, not these networks", **further)
     files = publish(run.out, writers, record)
     where = os.path.relpath(run.out) if run.out.resolve().is_relative_to(Path.cwd()) else run.out
     for sentence in (s for group in further.get("sentences", {}).values() for s in group) if len(runs) == 1 else (): tell(sentence)

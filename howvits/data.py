@@ -69,7 +69,7 @@ def check_choice(
     "`value`, if it is among the choices; else a ValueError that gives the nearest ones."
     choices = list(choices)
     if value in choices: return value
-    lower = {c.lower(): c for c in choices}
+    lower = {str(c).lower(): c for c in choices}
     near = [lower[c] for c in difflib.get_close_matches(str(value).lower(), lower, n=3, cutoff=0.5)]
     some = ", ".join(map(repr, choices[:20])) + (f" or {len(choices) - 20:,} others" if len(choices) > 20 else "")
     advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose one of {some}."

@@ -9,8 +9,10 @@ __all__ = ['FLOOR', 'OPERANDS', 'CUTOFFS', 'PATCHES', 'MEASUREMENT', 'SNAPSHOTS'
 
 # %% ../nbs/05_fourier.ipynb #a68e27c2
 import math
+from collections import defaultdict
 from contextlib import nullcontext
 from functools import lru_cache
+from numbers import Real
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,7 +24,7 @@ from tqdm import tqdm
 
 from .data import batches, check_count, load_dataset
 from .evaluation import check_predictions
-from .plots import line_style, mean_and_interval, plot_band, shade_steps
+from .plots import line_style, mean_and_interval, plot_band, shade_steps, step_edges
 from .steps import as_read_by, evaluation_mode, image_channels, observe
 from .training import RunConfig
 
@@ -54,20 +56,20 @@ def diagonal_matrix(
 
 def diagonal_parts(
     maps: Tensor,  # (B, C, H, W)
-) -> Tensor:       # (B, C, N): the N // 2 + 1 real parts of F(k, k), then its imaginary parts from k = 1 on, where they are not zero
+) -> Tensor:       # (B, N, C): the N // 2 + 1 real parts of F(k, k), then its imaginary parts from k = 1 on, where they are not zero
     "The half diagonal in real numbers: as many as there are antidiagonal sums."
     pixels = maps.flatten(2)
     matrix = diagonal_matrix(*maps.shape[-2:], torch.float64 if maps.dtype == torch.float64 else torch.float32, maps.device)
     with torch.autocast(maps.device.type, enabled=False):
-        if pixels.stride(1) == 1: return (matrix @ pixels.mT.to(matrix.dtype)).mT  # channels are innermost: keep them there
-        return pixels.to(matrix.dtype) @ matrix.T
+        if pixels.stride(1) == 1: return matrix @ pixels.mT.to(matrix.dtype)  # channels are innermost
+        return (pixels.to(matrix.dtype) @ matrix.T).mT
 
 def half_diagonal(
     maps: Tensor,  # (B, C, H, W)
 ) -> Tensor:       # complex, (B, C, K)
     "F(k, k) of every map."
     n = diagonal_length(*maps.shape[-2:])
-    real, imaginary = diagonal_parts(maps).tensor_split([n // 2 + 1], -1)
+    real, imaginary = diagonal_parts(maps).mT.tensor_split([n // 2 + 1], -1)
     return torch.complex(real, nn.functional.pad(imaginary, (1, 1 - n % 2)))
 
 # %% ../nbs/05_fourier.ipynb #fae0ce8a
@@ -77,10 +79,13 @@ def log_amplitude(
     maps: Tensor,  # (B, C, H, W)
 ) -> Tensor:       # (B, K): natural logarithm of |F(k, k)|, averaged over channels
     "Mean log amplitude on the half diagonal (HDVW, A.2)."
-    k = diagonal_length(*maps.shape[-2:]) // 2 + 1
-    squares = diagonal_parts(maps).square()
-    squares[..., 1 : squares.shape[-1] - k + 1].add_(squares[..., k:])
-    return squares[..., :k].clamp_min(FLOOR**2).log().mean(1) / 2
+    return _log_of_parts(diagonal_parts(maps))
+
+def _log_of_parts(parts):
+    "From (..., N, C) of `diagonal_parts` to (..., K)."
+    squares, k = parts.square(), parts.shape[-2] // 2 + 1
+    squares[..., 1 : parts.shape[-2] - k + 1, :].add_(squares[..., k:, :])
+    return squares[..., :k, :].clamp_min_(FLOOR**2).log_().mean(-1) / 2
 
 # %% ../nbs/05_fourier.ipynb #7e973f80
 class FoldMeans:
@@ -114,6 +119,12 @@ def _checked_folds(folds, images):
     if images is not None and images < folds: raise ValueError(f"{images} images cannot fill {folds} folds: give at least {folds} images.")
 
 
+def _log_amplitudes(parts):  # {key: `diagonal_parts` of a map}
+    "The log amplitudes of many maps; those of equal shape are taken at once, as small operations cost more than they compute."
+    groups = defaultdict(list)
+    for key, x in parts.items(): groups[x.shape, x.dtype, x.device].append(key)
+    found = {key: values for keys in groups.values() for key, values in zip(keys, _log_of_parts(torch.stack([parts[key] for key in keys])))}
+    return {key: found[key] for key in parts}
 
 # %% ../nbs/05_fourier.ipynb #b959672e
 def measure_log_amplitude(
@@ -133,18 +144,17 @@ def measure_log_amplitude(
     if not of: raise ValueError(f"of is empty: choose from {', '.join(OPERANDS)}.")
     if wrong := [o for o in of if o not in OPERANDS]: raise ValueError(f"A step has no {wrong[0]!r}: choose from {', '.join(OPERANDS)}.")
     if modules and of != ("output",): raise ValueError('A named module has no stream and no branch: measure it with of=("output",).')
-    means, steps = FoldMeans(folds), {}
+    means, steps, parts = FoldMeans(folds), {}, {}
 
     def visit(step, *maps):
         if steps.setdefault(step.index, step).shape != step.shape: raise ValueError("The images come in different sizes: measure each size on its own.")
-        for name, x in zip(OPERANDS, maps):
-            if name not in of: continue
-            means.add((step.index, name), log_amplitude(x))
+        parts.update({(step.index, name): diagonal_parts(x) for name, x in zip(OPERANDS, maps) if name in of})
 
     with torch.no_grad():
         for x, _ in tqdm(batches(data, batch_size, images, channels=image_channels(model)), "Fourier", leave=False, delay=2):
             means.next(len(x))
             observe(model, as_read_by(model, x), visit, modules=modules, grid=grid)
+            for key, values in _log_amplitudes(parts).items(): means.add(key, values)
             for index, name in means.not_finite():
                 raise ValueError(f"The {name} of step {index} ({steps[index].name}) is not finite: the model or its input holds NaN or infinity.")
     return _tidy(means, steps)
@@ -270,7 +280,7 @@ def measure_frequency_noise(
     seed: int = 0,             # of the noise: the same noise for every model and every band
 ) -> pd.DataFrame:             # band, low, high, frequency, fold, n, accuracy, accuracy_clean, accuracy_loss
     "Accuracy lost to noise of each frequency (HDVW, Fig. 3b)."
-    if not amplitude > 0: raise ValueError(f"amplitude must be above 0, not {amplitude!r}.")
+    if not isinstance(amplitude, Real) or not 0 < amplitude < math.inf: raise ValueError(f"amplitude must be a number above 0, not {amplitude!r}.")
     check_count(bands, "bands")
     rng, edges = np.random.default_rng(seed), {}
 
@@ -364,18 +374,21 @@ def measure_run(
 
 # %% ../nbs/05_fourier.ipynb #94a6d246
 def plot_high_frequency(
-    table: pd.DataFrame,    # of `measure_log_amplitude`, for one network and one operand
+    table: pd.DataFrame,    # of `measure_log_amplitude`, for one network and one operand, or of=("stream", "output")
     ax=None,                # default: the current Axes
     *,
     model: str = "other",   # gives the colour
     shade: bool = True,     # stages and MSAs behind the line
     **style,                # changes to the line
 ) -> plt.Axes:
-    "Delta log amplitude at the highest frequency over depth (HDVW, Fig. 9)."
+    "Delta log amplitude at the highest frequency over depth (HDVW, Fig. 9). With the rows of the streams, too, the line begins at what enters the first step."
     ax = ax or plt.gca()
+    steps = table.drop_duplicates("step").sort_values("step")
     top = table[(table.frequency == table.groupby("step").frequency.transform("max")) & (table.frequency > 0)]
-    plot_band(mean_and_interval(top, ["step", "depth", "kind", "stage"], "delta_log_amplitude"), "depth", model=model, ax=ax, **style)
-    if shade: shade_steps(ax, table.drop_duplicates("step").sort_values("step"), x="depth")
+    entering = top[(top.of == "stream") & (top.step == 0)].assign(step=-1, depth=step_edges(steps["depth"])[0])
+    if len(entering): top = pd.concat([entering, top[top.of != "stream"]])
+    plot_band(mean_and_interval(top, ["step", "depth"], "delta_log_amplitude"), "depth", model=model, ax=ax, **style)
+    if shade: shade_steps(ax, steps, x="depth")
     ax.set(xlabel="depth", ylabel=r"$\Delta$ log amplitude")
     return ax
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
 
-from .data import load_dataset
+from .data import check_count, load_dataset
 from .evaluation import evaluate
 from .plots import line_style, mean_and_interval, plot_band
 from .steps import evaluation_mode
@@ -26,7 +26,7 @@ def measure_cost(
     size: tuple[int, int] = (32, 32),  # of an image, in pixels
 ) -> dict:  # parameters, multiply_adds (per image, in a forward pass)
     "What a network costs."
-    parameter = next(model.parameters())
+    parameter = next(model.parameters(), torch.empty(0))
     with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused attention goes uncounted
         model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
     return {"parameters": sum(p.numel() for p in model.parameters()), "multiply_adds": counter.get_total_flops() // 2}
@@ -45,6 +45,7 @@ def measure_fit(
     strong = {} if augment == "strong" else dict(mixup=0.0, cutmix=0.0)
     config = RunConfig("", dataset=dataset, augment=augment, epochs=1, **strong)
     train = load_dataset(dataset, "train", augment=augment)
+    check_count(images, "images", len(train))
     found = evaluate(model, data)
     return {name: found[name] for name in ("error", "nll", "n")} | {"nll_train": measure_nll_train(model, config, train, images, batch_size)}
 

@@ -33,7 +33,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from .architectures import ConvolutionalViT, ReAttention
-from .data import DATASETS, check_choice
+from .data import DATASETS, check_choice, check_count
 
 # %% ../nbs/foundations/01_models.ipynb #0cc2256e
 ZOO = ("resnet", "vit", "pit", "swin")                       # small, trained, shipped
@@ -410,7 +410,8 @@ def create_model(
     **kwargs,                        # further arguments of the model's class
 ) -> nn.Module:                      # maps images (B, 3, H, W) to logits (B, num_classes); in training mode, as PyTorch makes it
     "Make a model. Raises `ValueError` for an unknown name or weights that are not this model's, `ConnectionError` for timm's weights without a network."
-    if not timm.is_model(name): check_choice(name, list_models(), "model")
+    if not isinstance(name, str) or not timm.is_model(name): check_choice(name, list_models(), "model")
+    if num_classes is not None: check_count(num_classes, "num_classes")
     if pretrained and checkpoint: raise ValueError("Give either pretrained=True or a checkpoint, not both.")
     ours = name in ZOO + FURTHER + SMALL + PAPER
     shipped = pretrained and ours

@@ -92,7 +92,7 @@ def plot_band(
     **style,  # changes to `line_style`
 ) -> plt.Axes:
     "Draw an estimate and its interval over x."
-    ax = ax or plt.gca()
+    ax, table = ax or plt.gca(), table.sort_values(x)
     line, = ax.plot(table[x], table[y], **line_style(model, **style))
     ax.fill_between(table[x], table[low], table[high], color=line.get_color(), alpha=0.2, linewidth=0)
     return ax

@@ -168,6 +168,7 @@ def _axes(op, args, kwargs, inputs, shape, around=()):
     if op == "linear": return (*first[:-1], _resized(first[-1], shape[-1]) if _label(first[-1]) == "p" else (Factor("c", shape[-1]),))
     if op in ("permute", "transpose", "swapaxes", "movedim", "T", "mT"): return _permuted(op, first, args[1:], kwargs)
     if op in PRODUCT and len(inputs) == 2 and len(first) > 1 and len(inputs[1]) > 1: return (*_broadcast([first[:-2]], shape[:-2]), *_product(*inputs))
+    if op == "scaled_dot_product_attention" and len(inputs) == 2: return (*first[:-2], (Factor("?", shape[-2]),) if shape[-2] > 1 else (), inputs[-1][-1])  # the queries do not come from the image
     if op == "scaled_dot_product_attention": return (*first[:-1], inputs[-1][-1])
     if op == "__getitem__": return _indexed(first, args[1], shape)
     if op == "__setitem__": return first
@@ -620,7 +621,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 def image_channels(model: nn.Module) -> int | None:
-    "The channels of the images that a model reads, if its first layer is a convolution, as it nearly always is; else None."
+    "The channels of the images that a model reads, if its first layer is a convolution, as it nearly always is; else None. Raises `TypeError` for what is no model."
+    if not isinstance(model, nn.Module): raise TypeError(f"A model has to be a torch.nn.Module, not {model!r}: howvits.create_model makes one of a name.")
     first = next((m for m in model.modules() if not m._modules), None)
     return first.in_channels if isinstance(first, nn.Conv2d) else None
 
@@ -642,6 +644,12 @@ def _check_images(model, images):
                          f"{'repeat the grey channel three times (images.expand(-1, 3, -1, -1))' if images.shape[1] == 1 else 'turn them grey first'}.")
 
 # %% ../nbs/foundations/02_steps.ipynb #18384f44
+def _lacks(nodes, grid):
+    "Why there are no steps, in words: nothing is added, or what is added is no map of the image any more."
+    lost = next((nodes[i] for i, what in judge(nodes, grid)[1].items() if what == "no map"), None)
+    if lost is None: return "has no residual additions"
+    return f"adds only what has no known place in the image ({'x'.join(map(str, lost.shape[1:]))} numbers in {lost.module or 'its own forward'})"
+
 _found = WeakKeyDictionary()
 
 def find_steps(
@@ -657,6 +665,7 @@ def find_steps(
 def _steps_and_additions(model, example, grid, modules=None):
     "The steps, and the number of additions in a forward pass; found once for each shape of image."
     _check_images(model, example)
+    if grid is not None and (not isinstance(grid, (tuple, list)) or len(grid) != 2): raise ValueError(f"grid has to be (height, width), not {grid!r}.")
     structure = tuple((type(m), id(m.__dict__.get("forward"))) for m in _modules(model))
     patterns = (modules,) if isinstance(modules, str) else modules and tuple(modules)
     key = (structure, tuple(example.shape[1:]), grid and tuple(grid), patterns)
@@ -664,7 +673,7 @@ def _steps_and_additions(model, example, grid, modules=None):
         nodes, additions = trace(model, example)
         steps = _named_steps(nodes, patterns, grid) if patterns else [step for step, _ in branches(nodes, grid)]
         if patterns and not steps: raise ValueError(f"No module of {type(model).__name__} named {' or '.join(patterns)} returns a feature map: see model.named_modules() for the names.")
-        if not steps: raise ValueError(f"{type(model).__name__} has no residual additions, so it has no steps to measure; what its modules return can be read by name, as with modules=\"features.*\".")
+        if not steps: raise ValueError(f"{type(model).__name__} {_lacks(nodes, grid)}, so it has no steps to measure; what its modules return can be read by name, as with modules=\"features.*\".")
         cache.clear()
         cache[key] = steps, additions
     return cache[key]

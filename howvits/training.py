@@ -541,6 +541,7 @@ def measure_nll_train(
     batch_size: int = 100,  # even, because mixup pairs the images of a batch
 ) -> float:  # in nats per image
     "NLL on the augmented training set (HDVW, A.2), in evaluation mode and with soft targets."
+    if batch_size % 2: raise ValueError(f"batch_size={batch_size} must be even, because mixup pairs the images of a batch.")
     mixup = make_mixup(config, data.num_classes, mode="elem")
     device = next(model.parameters()).device
     order = permutation(len(data), 0, 0)[:images]

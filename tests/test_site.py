@@ -82,17 +82,17 @@ def build(book, *arguments):
 def execute(book):
     "Run the notebook in this process; what went wrong with it."
     with mock.patch.dict(os.environ):
-        return load_build(book).execute("one")[1]
+        return load_build(book).execute("one", keep=False)[1]
 
 
 def test_page_is_run_by_this_python_and_only_once(book):
     write_notebook(book, "import sys\nprint(sys.prefix)")
     status, said = build(book)
-    assert status == 0 and "nbs/one.ipynb: run in" in said and (book / "_build/html/book/chapters/one.html").is_file(), said
+    assert status == 0 and "Running 1 notebook" in said and "1 of 1: nbs/one.ipynb ran in" in said and (book / "_build/html/book/chapters/one.html").is_file(), said
     page = (book / "book/chapters/one.ipynb").read_bytes()
     assert nbformat.reads(page, as_version=4).cells[1].outputs[0].text == ".venv\n"
     status, said = build(book)
-    assert status == 0 and "run in" not in said and (book / "book/chapters/one.ipynb").read_bytes() == page
+    assert status == 0 and "ran in" not in said and (book / "book/chapters/one.ipynb").read_bytes() == page
 
 
 def test_page_is_for_readers_and_without_traces_of_the_machine(book):
@@ -129,9 +129,25 @@ def test_a_notebook_that_fails_stops_the_build_and_leaves_the_page_as_it_was(boo
     page = (book / "book/chapters/one.ipynb").read_bytes()
     write_notebook(book, "print('on the way')", "raise ValueError('broken')")
     status, said = build(book)
-    assert status != 0 and "nbs/one.ipynb: failed in code cell 2: ValueError: broken" in said
+    assert status != 0 and "1 of 1: nbs/one.ipynb failed in code cell 2: ValueError: broken" in said
     assert (book / "book/chapters/one.ipynb").read_bytes() == page
     assert [path.name for path in (book / "book/chapters").iterdir()] == ["one.ipynb"]
+
+
+def test_a_page_in_step_stays_as_it_is_on_another_machine(book):
+    write_notebook(book, "import time\nprint(time.time_ns())")
+    build(book)
+    page = (book / "book/chapters/one.ipynb").read_bytes()
+    (book / "_build/ran.json").unlink()
+    status, said = build(book)
+    assert status == 0 and "ran in" in said and (book / "book/chapters/one.ipynb").read_bytes() == page
+    assert build(book, "--force")[0] == 0 and (book / "book/chapters/one.ipynb").read_bytes() != page
+
+
+def test_a_worker_that_is_killed_is_one_sentence(book):
+    write_notebook(book, "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    status, said = build(book)
+    assert status != 0 and "A worker was killed (out of memory?) with nbs/one.ipynb under way or waiting." in said and "Traceback" not in said
 
 
 def test_a_missing_page_stops_the_build(book):

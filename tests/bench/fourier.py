@@ -1,10 +1,11 @@
 """The Fourier measurement against `fft2` of every stored map, side by side in one run.
 
-    python tests/bench/fourier.py [--images N] [--batch 64] [--rounds 5] [--threads N] [model ...]
+    python tests/bench/fourier.py [--images N] [--batch N] [--rounds 5] [--threads N] [model ...]
 
 The peer is what the authors' notebook does: keep the map of every step, transform each in two dimensions, take the
 logarithm of all amplitudes and read the half diagonal. Both see the same network (random weights), the same images
-(1,024 of 32 x 32 pixels, 64 of larger ones, if not told otherwise) and the same batches, in turn, round by round; the
+(1,024 of 32 x 32 pixels in batches of 128, which is the measurement's own default, and 64 larger ones at once, if not
+told otherwise) and the same batches, in turn, round by round; the
 table gives medians. *found s* is what finding the steps costs, once for a model, and is in no other column. *extra* is
 the time on top of the bare forward passes; *peak* is the highest resident memory on top of what the process held
 before, and *peak extra* what of it is beyond the peak of the bare passes (Linux only).
@@ -66,7 +67,7 @@ def compare(name, images, batch, rounds):
     model = create_model(name).eval()
     size = model.pretrained_cfg["input_size"]
     generator = torch.Generator().manual_seed(0)
-    images = images or (1024 if size[-1] <= 64 else 64)
+    images, batch = images or (1024 if size[-1] <= 64 else 64), batch or (128 if size[-1] <= 64 else 64)
     start = time.perf_counter()
     find_steps(model, torch.zeros(2, *size))
     found = time.perf_counter() - start
@@ -84,7 +85,7 @@ def compare(name, images, batch, rounds):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS)
-    for name, default in (("images", None), ("batch", 64), ("rounds", 5), ("threads", torch.get_num_threads())): parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("images", None), ("batch", None), ("rounds", 5), ("threads", torch.get_num_threads())): parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     table = pd.DataFrame([compare(name, options.images, options.batch, options.rounds) for name in options.models])
