@@ -21,6 +21,8 @@ def test_notebook_is_clean(name):
     assert not any(cell.outputs for cell in code), "it holds outputs: run nbdev_clean"
     assert not any(cell.execution_count for cell in code), "it holds execution counts: run nbdev_clean"
     title, *others = [line for cell in notebook.cells if cell.cell_type == "markdown" for line in headings(cell.source) if line.startswith("# ")]
+    lost = [cell.source for cell in code if cell.source.startswith("#| hide") and "Markdown(" in cell.source]
+    assert not lost, f"a hidden cell has no output on its page: tag it remove-input instead: {lost[0][:80]}"
     assert notebook.cells[0].source.startswith(title) and not others, "a notebook starts with its title, and has only this one"
 
 
