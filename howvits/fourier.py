@@ -359,7 +359,8 @@ def fourier_quantities(
 
 # %% ../nbs/05_fourier.ipynb #81634cc9
 MEASUREMENT = 1  # the version of the numbers that `measure_run` gives; a change of theirs raises it
-SNAPSHOTS = ("late",)
+SNAPSHOTS = dict.fromkeys((*(f"log_amplitude_{kind}" for kind in ("msa", "mlp", "conv", "msa_first")),
+                           "noise_slope", "noise_loss_high", "noise_loss_low", "shape_advantage"), ("late",))  # the weights that each measure of a claim needs
 
 def measure_run(
     model: nn.Module,        # a trained network

@@ -397,19 +397,25 @@ def measure_trace(
 
 # %% ../nbs/03_hessians.ipynb #cd4e4f5d
 MEASUREMENT = 1  # the version of the numbers that `measure_run` gives; a change of theirs raises it
-SNAPSHOTS = ("early", "late")
+SNAPSHOTS = {"nep_early": ("early",), "nep_late": ("late",), "ape_early": ("early",), "ape_late": ("late",),
+             "ape_growth": ("early", "late"), "rise_near": ("late",), "rise_far": ("late",)}  # the weights that each measure of a claim needs
 
 def measure_run(
     model: nn.Module,
     config: RunConfig,  # of its run
     snapshot: str,  # "early" or "late": which weights these are
     count: int = 32,  # mini-batches
-) -> dict:  # nep_early, ape_early; or nep_late, ape_late
+) -> dict:  # nep_early, ape_early and ape_scaled_early; or nep_late, ape_late, ape_scaled_late, rise_near and rise_far
     "What the verdicts on H1 to H11 take from one set of weights."
+    from howvits.landscape import measure_rise  # which takes its batches and norms from here
     data = load_dataset(config.dataset, config.split, subset=config.subset, augment=config.augment, seed=config.seed)
     batches = draw_batches(data, config, min(count, len(data) // 16))
     spectrum = measure_spectrum(model, batches, weight_decay=config.weight_decay, progress=False)
-    return {f"nep_{snapshot}": nep(spectrum), f"ape_{snapshot}": ape(spectrum)}
+    scaled = measure_spectrum(model, batches[:count // 4 or 1], weight_decay=config.weight_decay, scale=filter_norms, progress=False)
+    values = {f"nep_{snapshot}": nep(spectrum), f"ape_{snapshot}": ape(spectrum), f"ape_scaled_{snapshot}": ape(scaled)}
+    if snapshot == "early": return values
+    rise = measure_rise(model, batches, weight_decay=config.weight_decay, progress=False).groupby("radius")["rise"].mean()
+    return values | {"rise_near": rise.iloc[0], "rise_far": rise.iloc[-1]}
 
 # %% ../nbs/03_hessians.ipynb #611a8fe0
 def plot_spectrum(

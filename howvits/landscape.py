@@ -95,11 +95,11 @@ def measure_rise(
     "How much loss is gained by going a filter-normalised distance in random directions."
     model, batches = unwrap(model), list(batches)
     parameters, _ = curved_parameters(model, weight_decay)
-    rows = []
+    rows, here = [], None
     for number in tqdm(range(directions), desc="rise", disable=not progress):
         plane = Plane(model, batches, [filter_direction(parameters, seed * directions + number)], weight_decay)
         loss = lambda x: plane.nll((x,)) + plane.l2((x,))
-        here = loss(0.0)
+        here = loss(0.0) if here is None else here
         rows += [dict(radius=r, direction=number, rise=(loss(r) + loss(-r)) / 2 - here) for r in radii]
     return pd.DataFrame(rows)
 

@@ -6,9 +6,9 @@
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'CHANGES', 'MODULES', 'Preset', 'set_to', 'multiply', 'set_argument', 'beyond_standard',
            'config_of', 'trials', 'best_rate', 'choose_rate', 'Planned', 'cells_of', 'confounded', 'plan',
            'snapshot_hashes', 'module_of', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one',
-           'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'measure_all', 'measure_command',
-           'measure_one', 'images_of', 'of_this_version', 'Clock', 'to_extend', 'still_to_do', 'describe', 'train_all',
-           'make_parser', 'refused', 'main']
+           'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'snapshots_needed', 'measure_all',
+           'measure_command', 'measure_one', 'images_of', 'of_this_version', 'Clock', 'to_extend', 'still_to_do',
+           'describe', 'train_all', 'make_parser', 'refused', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -18,7 +18,7 @@ import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -358,45 +358,68 @@ def weights_of(
     return cached if cached.is_file() and file_hash(cached) == wanted else None
 
 
+def snapshots_needed(
+    measures: dict[str, tuple],  # `SNAPSHOTS` of a module
+    preset: str = "small",
+    folder: Path | None = None,  # of the record
+) -> list[tuple[Planned, str]]:  # recorded run, snapshot
+    "The weights whose measurement some claim needs; those of the first looks first, all early ones before the late."
+    runs, needed, claims = read_runs(folder), {}, load_claims().values()
+    recorded = set(runs["key"])
+    for second in (False, True):
+        for snapshot in ("early", "late"):
+            part = [replace(claim, components=[c for c in claim.components if snapshot in measures.get(c.measure, ())]) for claim in claims]
+            for p in plan(part, runs, preset, {claim.id for claim in claims if second})[0]:
+                if p.config and p.config.key in recorded and "trial at lr" not in p.where: needed[p.config.key, snapshot] = p, snapshot
+    return list(needed.values())
+
+
 def measure_all(
     chapter: str,  # as "05_fourier"
     preset: str = "small",
     folder: Path | None = None,  # of the record
+    jobs: int = 1,  # at a time
 ) -> list[str]:  # runs, and snapshots, whose weights are not here
-    "Measure, and record, what a chapter's claims still need of the recorded runs."
+    "Measure, and record, what the claims still need of the recorded runs and a chapter's module gives. An interrupted call goes on where it was."
     check_choice(chapter, sorted({claim.chapter for claim in load_claims().values()}), "chapter")
     module = module_of(chapter)
     if module is None: raise ValueError(f"nothing is measured for {chapter}: its claims rest on the record alone, or the chapter is still to be written.")
-    claims = [claim for claim in load_claims().values() if claim.chapter == chapter]
-    runs, known, lost = read_runs(folder), read_measures(chapter, folder), []
-    planned, _ = plan(claims, runs, preset, {claim.id for claim in claims})
+    runs, known, work, lost = read_runs(folder), read_measures(chapter, folder), [], []
     rows, hashes = {row["key"]: row for row in runs.to_dict("records")}, snapshot_hashes(runs)
-    recorded = {p.config.key: p for p in planned if p.config and p.config.key in rows and "trial at lr" not in p.where}
     done = set(known["checkpoint"][known["version"] == module.MEASUREMENT])
-    for key, snapshot in tqdm([(key, s) for key in recorded for s in module.SNAPSHOTS if hashes[key, s] not in done], desc=chapter, unit="checkpoint"):
-        path = weights_of(rows[key], snapshot, folder)
-        if path is None: lost.append(f"{recorded[key]}, {snapshot}")
-        else: add_measures(chapter, measure_one(module, recorded[key].config, snapshot, path, hashes[key, snapshot]), folder)
+    for p, snapshot in snapshots_needed(module.SNAPSHOTS, preset, folder):
+        if hashes[p.config.key, snapshot] in done: continue
+        path = weights_of(rows[p.config.key], snapshot, folder)
+        if path is None: lost.append(f"{p}, {snapshot}")
+        else: work.append((chapter, p.config, snapshot, path, hashes[p.config.key, snapshot], max(1, os.cpu_count() // jobs)))
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            for future in tqdm(as_completed([pool.submit(measure_one, *each) for each in work]), total=len(work), desc=chapter, unit="checkpoint"):
+                add_measures(chapter, future.result(), folder)
+        finally: pool.shutdown(cancel_futures=True)
     return lost
 
 
-def measure_command(chapter: str, preset: str) -> int:  # exit status
+def measure_command(chapter: str, preset: str, jobs: int) -> int:  # exit status
     "Measure, and say what could not be."
-    lost = measure_all(chapter, preset)
+    lost = measure_all(chapter, preset, jobs=jobs)
     print(f"{chapter}: {read_measures(chapter)['key'].nunique()} runs are measured" + (f", {len(lost)} could not be." if lost else "."))
     for run in lost: print(f"{run}: its weights are not on this machine; python -m howvits.sweep --again trains them", file=sys.stderr)
     return 1 if lost else 0
 
 
 def measure_one(
-    module,
+    chapter: str,
     config: RunConfig,
     snapshot: str,
     path: Path,  # to the weights
     checkpoint: str,  # the SHA-256 of the run's own, of which these may be a rounding
+    threads: int = 1,
 ) -> list[dict]:  # rows of `MEASURES`
     "What a chapter's module measures on one file of weights."
-    model = create_model(config.model, checkpoint=path).eval()
+    torch.set_num_threads(threads)
+    keep_memory()
+    module, model = module_of(chapter), create_model(config.model, checkpoint=path).eval()
     values = module.measure_run(model, config, snapshot)
     common = dict(checkpoint=checkpoint, key=config.key, snapshot=snapshot, n=None,
                   measured=utc_now(), version=module.MEASUREMENT)
@@ -532,7 +555,7 @@ def main(arguments: list[str] | None = None) -> int:  # exit status
     if args.jobs < 1: parser.error("--jobs must be at least 1.")
     if args.ray and find_spec("ray") is None: parser.error("Ray is not installed: pip install howvits[sweep], or leave out --ray.")
     try:
-        if args.measure is not None: return measure_command(args.measure, args.preset)
+        if args.measure is not None: return measure_command(args.measure, args.preset, args.jobs)
         claims = [find_claim(i.upper()) for i in args.claim] if args.claim else list(load_claims().values())
         load_dataset(PRESETS[args.preset].recipe["dataset"], "train")
         todo = still_to_do(claims, args.preset, again=args.again)
