@@ -190,7 +190,7 @@ def without_traces(text: str) -> str:
     text = "".join(line for line in re.split(r"(?<=[\r\n])", text) if not re.search(r"\d+%\|.*\| *\d+/\d+", line)).replace("\r", "")
     text = re.sub(r"(?m)^\S*/(?:site-packages|ipykernel_\d+)/\S+?:\d+: ", "", text)
     text = re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "the cell above", text)
-    for path, word in [(f"{ROOT}/", ""), (str(ROOT), "."), (sys.prefix, ".venv"), (str(Path.home()), "~"), (tempfile.gettempdir(), "TMP")]:
+    for path, word in [(f"{ROOT}/", ""), (str(ROOT), "."), (sys.prefix, ".venv"), (str(Path.home()), "~"), (f"{tempfile.gettempdir()}/", "a-temporary-folder/")]:
         text = text.replace(path, word)
     for number, name in enumerate(dict.fromkeys(re.findall(r"\bT_[0-9a-f]{5}\b", text))):  # pandas' tables, by content: two of one page do not meet
         text = text.replace(name, f"T_{hashlib.sha256(text.replace(name, '').encode()).hexdigest()[:8]}{number}")

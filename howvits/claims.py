@@ -29,11 +29,11 @@ from statsmodels.stats.power import TTestPower
 
 # %% auto #0
 __all__ = ['TEXT', 'FLAG', 'NUMBER', 'SEEDS', 'MARGIN', 'COMPONENT', 'CLAIM', 'SCHEMA', 'KINDS', 'OPTIONAL', 'REGISTER', 'MARKS',
-           'SIDES', 'DECIDES', 'Cell', 'Component', 'Claim', 'slope_weights', 'claim_hash', 'register', 'load_claims',
-           'find_claim', 'check_runs', 'missing_runs', 'to_scale', 'Estimate', 'contrast_of_means', 'regression',
-           'estimate_from', 'estimate', 'margin_on_scale', 'judge', 'overall', 'Verdict', 'verdict', 'aa_control',
-           'adjust', 'for_this_network', 'in_brief', 'result_table', 'plan_table', 'rule_of', 'without_pooling',
-           'missing_list', 'how_to_make', 'ClaimBox', 'claim_box', 'as_table', 'main']
+           'SIDES', 'DECIDES', 'BELOW', 'Cell', 'Component', 'Claim', 'slope_weights', 'claim_hash', 'register',
+           'load_claims', 'find_claim', 'check_runs', 'missing_runs', 'to_scale', 'Estimate', 'contrast_of_means',
+           'regression', 'estimate_from', 'estimate', 'margin_on_scale', 'judge', 'overall', 'Verdict', 'verdict',
+           'aa_control', 'adjust', 'for_this_network', 'in_brief', 'result_table', 'plan_table', 'rule_of',
+           'without_pooling', 'missing_list', 'how_to_make', 'ClaimBox', 'claim_box', 'as_table', 'main']
 
 # %% ../nbs/foundations/05_claims.ipynb #1381566b
 @dataclass(frozen=True)
@@ -690,6 +690,9 @@ def _over_folds(values, level):
     ends = sm.stats.DescrStatsW(values).tconfint_mean(1 - level)
     return [f"{round(x, 12) + 0.0:.3g}".replace("-", "−") for x in (values.mean(), *ends)]  # a rounding error is 0
 
+
+def _spread(low, high, unit=""): return "the same in every fold" if low == high else f"{low}{unit} to {high}{unit}"
+
 # %% ../nbs/foundations/05_claims.ipynb #72c34fd1
 def for_this_network(
     values,  # the estimate on each fold of the images, (folds,)
@@ -701,7 +704,7 @@ def for_this_network(
     "A sentence about one network, with an interval over folds of images. Raises `ValueError` for fewer than two folds."
     mean, low, high = _over_folds(values, level)
     return (f"For this network, {what} is {mean}{unit} ({100 * level:g} % interval over {len(values)} folds of the images: "
-            f"{low}{unit} to {high}{unit}). One network is no verdict.")
+            f"{_spread(low, high, unit)}). One network is no verdict.")
 
 
 def in_brief(
@@ -710,7 +713,8 @@ def in_brief(
     level: float = 0.95,
 ) -> str:  # mean (low to high)
     "Mean and interval over folds of images, for a cell of a table. Raises `ValueError` for fewer than two folds."
-    return "{} ({} to {})".format(*_over_folds(values, level))
+    mean, low, high = _over_folds(values, level)
+    return f"{mean} ({_spread(low, high)})"
 
 # %% ../nbs/foundations/05_claims.ipynb #23dc6ce8
 MARKS = {"holds": "✓", "contradicted": "✗", "negligible": "≈", "inconclusive": "?", "no verdict": "…"}
@@ -730,17 +734,18 @@ def result_table(
     c = verdict.components
     table = pd.DataFrame({
         "component": c["component"] + c["decides"].map(DECIDES), "claimed": c["direction"].map(SIDES),
+        "outcome": c["outcome"].map(MARKS) + "\u00a0" + c["outcome"] + c["within_margin"].map({True: ", within the margin", False: ""}),
         "effect": c["effect"].map(_number) + c["scale"].map({"identity": "", "log": " (log)", "logit": " (logit)"}),
         f"{100 * c['level'].iloc[0]:g} % interval": c["low"].map(_number) + " to " + c["high"].map(_number), "n": c["n"].map(str),
-        "smallest detectable effect": c["mde"].map(_number), "p": c["p"].map(_p)})
-    if c["paper"].notna().any(): table.insert(4, "paper", c["paper"].map(_number))
+        "p": c["p"].map(_p), "smallest detectable effect": c["mde"].map(_number)})
+    if c["paper"].notna().any(): table.insert(5, "paper", c["paper"].map(_number))
     if verdict.first_look is not None:
         first = verdict.first_look.set_index("component").reindex(c["component"])
         table["first look"] = (first["low"].map(_number) + " to " + first["high"].map(_number)).values
     if adjusted is not None:
         own = adjusted[adjusted["claim"] == verdict.claim.id].set_index("component").reindex(c["component"])  # those that do not decide are not in it
         table["p, Holm (chapter)"], table["p, BH (book)"] = own["holm"].map(_p).values, own["bh"].map(_p).values
-    return table.assign(outcome=c["outcome"].map(MARKS) + "\u00a0" + c["outcome"] + c["within_margin"].map({True: ", within the margin", False: ""}))
+    return table
 
 
 def plan_table(
@@ -846,14 +851,19 @@ def _box_text(verdict, adjusted):
     return "\n\n".join(lines + ([claim.note] if claim.note else []))
 
 # %% ../nbs/foundations/05_claims.ipynb #3dd074c5
+BELOW = ("smallest detectable effect", "first look", "p, Holm (chapter)", "p, BH (book)")  # what stands under the row of a component
+
+
 def _html_table(table):
     "A table whose cells know their column, so that it can be folded on a narrow screen."
-    e = html.escape
-    head = "".join(f'<th scope="col">{e(c)}</th>' for c in table)
+    e, (first, *rest) = html.escape, [c for c in table if c not in BELOW]
+    head = "".join(f'<th scope="col">{e(c)}</th>' for c in (first, *rest))
     body = ""
-    for first, *rest in table.itertuples(index=False):
-        cells = "".join(f'<td data-label="{e(name)}">{e(text)}</td>' for name, text in zip(table.columns[1:], rest))
-        body += f'<tr><th scope="row">{e(first)}</th>{cells}</tr>'
+    for row in table.to_dict("records"):
+        cells = "".join(f'<td data-label="{e(name)}">{e(row[name])}</td>' for name in rest)
+        body += f'<tr><th scope="row">{e(row[first])}</th>{cells}</tr>'
+        below = "; ".join(f"{name}: {row[name]}" for name in BELOW if name in row)
+        if below: body += f'<tr class="claim-below"><td colspan="{1 + len(rest)}">{e(below)}</td></tr>'
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

@@ -321,11 +321,10 @@ def over_batches(
     level: float = 0.95,
     draws: int = 2_000,
     seed: int = 0,
-) -> tuple[float, float]:  # NaN for fewer than two batches
+) -> tuple[float, float]:  # NaN for fewer than two batches, and for batches that are all alike
     "Bootstrap interval over whole batches."
     table = spectrum.pivot(index="batch", columns="rank", values="eigenvalue").to_numpy()
-    if len(table) < 2: return np.nan, np.nan
-    if np.isclose(table.min(0), table.max(0)).all() or of is nep and len(set((table < 0).mean(1))) == 1: return (of(spectrum),) * 2
+    if len(table) < 2 or np.isclose(table.min(0), table.max(0)).all() or of is nep and len(set((table < 0).mean(1))) == 1: return np.nan, np.nan
     statistic = lambda index: of(pd.DataFrame({"eigenvalue": table[index].ravel()}))
     return tuple(bootstrap((np.arange(len(table)),), statistic, confidence_level=level, n_resamples=draws, method="percentile", vectorized=False, rng=seed).confidence_interval)
 

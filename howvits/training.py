@@ -8,10 +8,10 @@ __all__ = ['REAL', 'CHOICES', 'RECIPE', 'REMEDY', 'METRICS', 'RunConfig', 'check
            'make_schedule', 'StepBatches', 'leave_signals', 'read_ahead', 'processes', 'from_first',
            'mean_over_processes', 'DrawsOfPart', 'draws_of_part', 'has_batch_norm', 'check_parts', 'check_compiler',
            'Trainer', 'count_steps', 'utc_now', 'source_commit', 'Float32Attention', 'soft_loss', 'backward',
-           'train_step', 'write_bytes', 'run_folder', 'save_state', 'load_state', 'snapshot_steps', 'save_snapshot',
-           'check_snapshots', 'measure_nll_train', 'Run', 'load_run', 'recorded_run', 'finish', 'held_interrupts',
-           'train', 'only_one', 'claim_folder', 'fit', 'measure_throughput', 'measure_loader', 'read_field',
-           'process_group', 'make_parser', 'main']
+           'sharpness_aware', 'train_step', 'write_bytes', 'run_folder', 'save_state', 'load_state', 'snapshot_steps',
+           'save_snapshot', 'check_snapshots', 'measure_nll_train', 'Run', 'load_run', 'recorded_run', 'finish',
+           'held_interrupts', 'train', 'only_one', 'claim_folder', 'fit', 'measure_throughput', 'measure_loader',
+           'read_field', 'process_group', 'make_parser', 'main']
 
 # %% ../nbs/foundations/03_training.ipynb #01566a38
 import argparse
@@ -84,6 +84,7 @@ class RunConfig:
     cutmix: float = 1.0  # alpha of the Beta distribution; DeiT; 0: none
     drop_path: float = 0.1  # highest rate of stochastic depth; DeiT
     clip_grad: float | None = 1.0  # highest norm of the gradient; the ViT paper's (Table 3)
+    sam: float = 0.0  # radius of sharpness-aware minimisation; 0: none
     precision: str = "float32"  # or "bfloat16": autocast, weights stay float32
     channels_last: bool = False  # memory format; rounding differs, hence a part of the run
     snapshots: tuple[float, ...] = ()  # kept besides early and late: shares of the steps, such as 0.5
@@ -101,7 +102,7 @@ class RunConfig:
         return config_key(self)
 
 # %% ../nbs/foundations/03_training.ipynb #4081695f
-REAL = ("epochs", "lr", "weight_decay", "warmup", "label_smoothing", "mixup", "cutmix", "drop_path", "clip_grad")  # for the key, 1 and 1.0 are the same
+REAL = ("epochs", "lr", "weight_decay", "warmup", "label_smoothing", "mixup", "cutmix", "drop_path", "clip_grad", "sam")  # for the key, 1 and 1.0 are the same
 CHOICES = dict(split=("train", "fit"), augment=(*AUGMENTS, None), precision=("float32", "bfloat16"), optimiser=list_optimizers())
 
 
@@ -120,7 +121,7 @@ def check_config(config: RunConfig):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0 and finite, not {value!r}.")
-    for name in ("weight_decay", "mixup", "cutmix", "seed"):
+    for name in ("weight_decay", "mixup", "cutmix", "sam", "seed"):
         if not 0 <= getattr(config, name) < math.inf:
             raise ValueError(f"{name} must be at least 0 and finite, not {getattr(config, name)!r}.")
     for name in ("images", "batch_size", "seed"):
@@ -451,6 +452,23 @@ def backward(
     return loss
 
 # %% ../nbs/foundations/03_training.ipynb #689fc6f3
+def sharpness_aware(
+    trainer: Trainer,  # with the gradient g at its weights
+    images: Tensor,
+    targets: Tensor,
+):
+    "Replace the gradient by that at theta + rho g / |g| (Foret et al. 2021, eq. 2 and 3), and leave the weights."
+    moved = [p for p in trainer.model.parameters() if p.grad is not None]
+    step = trainer.config.sam / nn.utils.get_total_norm([p.grad for p in moved]).clamp(min=1e-12)
+    kept = [(t, t.detach().clone()) for t in (*moved, *trainer.model.buffers())]
+    with torch.no_grad():
+        for p in moved: p.add_(p.grad * step)
+    trainer.optimiser.zero_grad()
+    backward(trainer, images, targets)
+    with torch.no_grad():
+        for t, before in kept: t.copy_(before)
+
+# %% ../nbs/foundations/03_training.ipynb #e2972585
 def train_step(trainer: Trainer):
     "Do one step of the run and count it. Raises `FloatingPointError` when the loss is not finite."
     config, step, start = trainer.config, trainer.step, time.perf_counter()
@@ -463,6 +481,7 @@ def train_step(trainer: Trainer):
     if not trainer.losses[step].isfinite():
         raise FloatingPointError(f"the loss of {config.model} became {loss} at step {step} of {trainer.steps}: "
                                  f"lower the learning rate (now {config.lr:g}), or set clip_grad.")
+    if config.sam: sharpness_aware(trainer, images, targets)
     if config.clip_grad:
         nn.utils.clip_grad_norm_(trainer.model.parameters(), config.clip_grad)
     trainer.optimiser.step()

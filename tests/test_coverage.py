@@ -112,6 +112,6 @@ def test_plain_encoder(model):
 
 
 def test_hugging_face():
-    transformers = pytest.importorskip("transformers")
+    import transformers
     config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8, num_labels=10)
     assert check_additions(transformers.ViTForImageClassification(config).eval(), torch.randn(2, 3, 32, 32)) == {"msa": 2, "mlp": 2}

@@ -16,7 +16,7 @@ import torch
 from howvits.attention import observe_attention
 from howvits.data import DATASETS
 from howvits.evaluation import evaluate
-from howvits.models import PAPER, SMALL, create_model, save_checkpoint
+from howvits.models import PAPER, SMALL, VARIED, create_model, save_checkpoint
 from howvits.steps import find_steps, image_channels, observe
 from howvits.training import RunConfig, fit
 
@@ -91,10 +91,11 @@ STEPS = {
     "resnet_18": dict(conv=8), "resnet_50": dict(conv=16), "resnet_101": dict(conv=33), "resnext_50": dict(conv=16), "resnet_preact_50": dict(conv=16),
     "vit_ti": dict(msa=12, mlp=12), "vit_s": dict(msa=12, mlp=12), "pit_ti": dict(msa=12, mlp=12), "swin_ti": dict(msa=12, mlp=12), "mixer_ti": dict(mixer=8, mlp=8),
     "twins_s": dict(msa=18, mlp=18, conv=4), "convit_ti": dict(msa=12, mlp=12), "levit_s": dict(msa=9, mlp=11),
-    "convolutional_vit_ti": dict(msa=12, mlp=12), "deepvit_ti": dict(msa=12, mlp=12)}
+    "convolutional_vit_ti": dict(msa=12, mlp=12), "deepvit_ti": dict(msa=12, mlp=12),
+    "vit_half": dict(msa=3, mlp=3), "vit_half_ti": dict(msa=6, mlp=6), "vit_wide": dict(msa=6, mlp=6), "resnet_wide": dict(conv=12)}
 
 
-@pytest.mark.parametrize("name", SMALL + PAPER)
+@pytest.mark.parametrize("name", VARIED + SMALL + PAPER)
 def test_every_model_shows_its_steps(name):
     with torch.device("meta"): model = create_model(name, **WINDOW.get(name, {}))
     assert Counter(step.kind for step in find_steps(model, torch.empty(2, 3, 32, 32, device="meta"))) == STEPS[name]
@@ -103,7 +104,7 @@ def test_every_model_shows_its_steps(name):
 WINDOW = {"convolutional_vit": dict(window=5), "convolutional_vit_ti": dict(window=5)}  # without one they are ViTs
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ("vit_half", "vit_wide") + SMALL)
 def test_steps_of_the_small_models_add_up(name):
     model, images, seen = create_model(name, **WINDOW.get(name, {})).eval(), torch.randn(2, 3, 32, 32), []
 
@@ -128,7 +129,7 @@ def test_attention_of_the_small_models_is_seen(name, maps):
     assert len(set(seen)) == maps
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", VARIED + SMALL)
 def test_two_steps_of_training(name, tmp_path):
     config = RunConfig(name, WINDOW.get(name, {}), dataset="fashion_mnist_mini", split="fit", subset=0.01, images=32, batch_size=16)
     run = fit(config, cache=tmp_path, progress=False)

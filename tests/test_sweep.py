@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ import torch
 from howvits import training
 from howvits.claims import load_claims
 from howvits.data import DATASETS, ImageDataset
-from howvits.models import create_model
+from howvits.models import ZOO, create_model
 from howvits.record import add_measures, add_run, read_runs
-from howvits.sweep import PRESETS, Clock, Planned, beyond_standard, config_of, in_processes, keep, main, measured, plan, still_to_do, train_all, train_one, verdicts, weights_of
+from howvits.sweep import PRESETS, Clock, Planned, beyond_standard, cells_of, config_of, in_processes, keep, main, measured, plan, still_to_do, train_all, train_one, verdicts, weights_of
 from howvits.training import RunConfig, Trainer, canonical, fit, train_step
 
 TINY = RunConfig("vit", dict(embed_dim=16, depth=1, num_heads=2), "fashion_mnist_mini", subset=0.02, augment="weak", mixup=0.0, cutmix=0.0, images=192)
@@ -293,3 +294,14 @@ def test_an_inconclusive_claim_is_extended_once(places):
     assert sorted({run.seed for run in now if run.where.get("patch") == 8}) == [5, 6, 7, 8, 9] and len(now) == 8 + 5 + 5
     made_up_record(claim, lambda where, seed: (0.3 + 0.02 * (seed % 5), 1.0 + 0.1 * (seed % 5)))
     assert still_to_do(claim)[0] == [] and verdicts("02_inductive_bias")["I5"].look == 2
+
+
+def test_the_introduction_says_what_the_preset_is():
+    words = dict(zip(range(1, 10), "one two three four five six seven eight nine".split()))
+    recipe, cells = PRESETS["small"].recipe, cells_of(list(load_claims().values()))
+    plain = {seeds for where, seeds in cells if set(where) == {"model"} and where["model"] in ZOO}
+    others = {seeds for where, seeds in cells if set(where) > {"model"}}
+    intro = (Path(__file__).parents[1] / "book/intro.md").read_text().replace("\n", " ")
+    assert plain == {8} and others == {5}
+    assert f"{words[recipe['epochs']]} epochs on {DATASETS[recipe['dataset']].counts['train']:,} images, with {words[8]} seeds of each" in intro
+    assert f"and {words[5]} seeds of every other condition" in intro
