@@ -53,6 +53,8 @@ def measure_fit(
 def plot_fit(
     table: pd.DataFrame,  # one row per run: model, error, nll_train
     ax: plt.Axes | None = None,
+    *,
+    names: bool = True,  # beside the means
 ) -> plt.Axes:
     "Test error over training NLL, one small point per run, one large one per network (HDVW, Fig. 6a)."
     ax = ax or plt.gca()
@@ -61,7 +63,7 @@ def plot_fit(
         ax.plot(group["nll_train"], group["error"], **{**style, "markersize": 4, "alpha": 0.4})
         x, y = group["nll_train"].mean(), group["error"].mean()
         ax.plot(x, y, **{**style, "markersize": 9})
-        ax.annotate(name, (x, y), xytext=(8, -10), textcoords="offset points", color=style["color"])
+        if names: ax.annotate(name, (x, y), xytext=(8, -10), textcoords="offset points", color=style["color"])
     ax.set(xlabel="NLL on the augmented training set", ylabel="test error")
     ax.yaxis.set_major_formatter(PercentFormatter(1))
     return ax

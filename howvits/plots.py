@@ -210,6 +210,7 @@ def _forest_axes(ax, table):
     if table[["low", "high", "paper"]].abs().max(axis=None) > 10:
         ax.set_xscale("symlog", linthresh=2)
         ax.xaxis.set_major_formatter("{x:g}")
+    ax.margins(x=0.1)  # the outermost mark is seen whole
     ax.set(xlabel="effect in the claimed direction /\nsmallest detectable effect")
     marks = [Line2D([], [], color="#767676", linewidth=0.8, linestyle=":", label="smallest detectable")]
     if table["paper"].notna().any(): marks.append(Line2D([], [], color="black", marker="d", fillstyle="none", linestyle="", label="the paper's value"))
