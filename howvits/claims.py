@@ -88,6 +88,11 @@ class Component:
     pool: tuple = ()  # further cells of the chapter that share the variance
 
 
+    def select(self, table: pd.DataFrame) -> pd.DataFrame:
+        "The rows of `table` that it compares, with every condition written out."
+        return pd.concat([cell.select(table).assign(**{name: value for name, value in (cell.standard | cell.where).items() if value is not None}) for cell in self.cells], ignore_index=True)
+
+
 @dataclass(frozen=True)
 class Claim:
     "A pre-registered test."

@@ -2,14 +2,15 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'MEASUREMENT', 'SNAPSHOTS', 'draw_batches', 'curved_parameters', 'split_like', 'l2_term',
-           'twice_differentiable', 'soft_nll', 'HessianProduct', 'dense_hessian', 'Basis', 'random_unit', 'lanczos',
-           'checked_batches', 'measure_spectrum', 'nep', 'ape', 'over_batches', 'filter_norms', 'measure_density',
-           'smooth_density', 'measure_trace', 'measure_run', 'plot_spectrum']
+           'twice_differentiable', 'statistics_of_batch', 'soft_nll', 'HessianProduct', 'dense_hessian', 'Basis',
+           'random_unit', 'lanczos', 'checked_batches', 'measure_spectrum', 'nep', 'ape', 'over_batches',
+           'filter_norms', 'measure_density', 'smooth_density', 'measure_trace', 'measure_run', 'plot_spectrum',
+           'plot_curvature', 'plot_conditions']
 
 # %% ../nbs/03_hessians.ipynb #99ec15c0
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from .data import check_images, load_dataset
 from .evaluation import preserved_rng, seed_everything
-from .plots import line_style
+from .plots import line_style, mean_and_interval
 from .steps import evaluation_mode, image_channels, plain_attention, unwrap
 from .training import RunConfig, make_mixup, permutation
 
@@ -79,6 +80,17 @@ def l2_term(
 def twice_differentiable(model: nn.Module):
     "Within: evaluation mode, and attention by operations that have a second derivative."
     with evaluation_mode(model), plain_attention(), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(): yield
+
+
+@contextmanager
+def statistics_of_batch(model: nn.Module):
+    "Within: batch normalisations in evaluation mode use the statistics of the mini-batch, for want of others."
+    kept = {m: (m.running_mean, m.running_var) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    try:
+        for m in kept: m.running_mean = m.running_var = None
+        yield
+    finally:
+        for m, (mean, var) in kept.items(): m.running_mean, m.running_var = mean, var
 
 
 def soft_nll(
@@ -239,6 +251,7 @@ def measure_spectrum(
     method: str = "lanczos",  # or "pyhessian": the paper's power iteration
     *,
     scale: Callable | None = None,  # parameters -> D (n,), for the spectrum of D H D: `filter_norms`
+    batch_statistics: bool = False,  # in batch normalisations, in place of the running ones; a sensitivity check
     most: int = 300,  # products for a batch
     seed: int = 0,  # of the first vectors
     progress: bool = True,
@@ -252,7 +265,7 @@ def measure_spectrum(
     rows, bar = [], tqdm(checked_batches(batches, model), desc="spectrum", unit="batch", disable=not progress, total=len(batches) if hasattr(batches, "__len__") else None)
     for number, images, targets in bar:
         try:
-            product = HessianProduct(model, images, targets, parameters, decay, scale and scale(parameters))
+            with statistics_of_batch(model) if batch_statistics else nullcontext(): product = HessianProduct(model, images, targets, parameters, decay, scale and scale(parameters))
             values, residuals, products = search(model, product, images, targets)
         except FloatingPointError as e: raise FloatingPointError(f"batch {number}: {e}") from e
         except RuntimeError as e:
@@ -431,3 +444,42 @@ def plot_spectrum(
     ax.axvline(0, color="0.4", linestyle=":", linewidth=1)
     ax.set(xlabel=r"eigenvalue $\lambda$", ylabel="how many")
     return ax
+
+# %% ../nbs/03_hessians.ipynb #e253e5d7
+def plot_curvature(
+    table: pd.DataFrame,  # one row per run: model, nep_early, ape_early, nep_late, ape_late
+    ax: plt.Axes | None = None,
+) -> plt.Axes:
+    "APE over NEP, small points for runs, large ones for their means: hollow after warm-up, filled at the end of training."
+    ax = ax or plt.gca()
+    for name, group in table.groupby("model", sort=False):
+        style, ends = line_style(name, linestyle="none", label=None), []
+        for when, fill in (("early", "none"), ("late", "full")):
+            x, y = group[f"nep_{when}"], group[f"ape_{when}"]
+            ax.plot(x, y, **{**style, "fillstyle": fill, "markersize": 4, "alpha": 0.4})
+            ends.append((x.mean(), np.exp(np.log(y).mean())))
+            ax.plot(*ends[-1], **{**style, "fillstyle": fill, "markersize": 9, "label": name if fill == "full" else None})
+        if np.isfinite(ends).all(): ax.annotate("", ends[1], ends[0], arrowprops=dict(arrowstyle="->", color=style["color"]))
+    ax.set(xlabel="NEP: share of negative eigenvalues", ylabel="APE: mean positive eigenvalue", yscale="log")
+    return ax
+
+# %% ../nbs/03_hessians.ipynb #07e3e444
+def plot_conditions(
+    table: pd.DataFrame,  # one row per run: condition, model, and the quantities
+    quantities: dict[str, str],  # column: label of its axis
+    axes=None,  # one for each; default: a new figure's
+) -> list[plt.Axes]:
+    "A row for each condition, a column for each quantity: the runs as small points, their mean with its 95 % interval."
+    conditions = list(table["condition"].unique())
+    axes = plt.subplots(1, len(quantities), figsize=(6.4, 0.8 + 0.35 * max(len(conditions), 3)), sharey=True)[1] if axes is None else axes
+    for ax, (value, title) in zip(np.atleast_1d(axes), quantities.items()):
+        for height, name in enumerate(conditions):
+            group = table[table["condition"] == name].dropna(subset=[value])
+            if not len(group): continue
+            colour = line_style(group["model"].iloc[0])["color"]
+            ax.plot(group[value], [height] * len(group), ".", color=colour, markersize=3, alpha=0.5)
+            mean, = mean_and_interval(group, ["condition"], value).itertuples()
+            ax.plot([mean.low, mean.high], [height] * 2, "-", color=colour)
+            ax.plot(mean.effect, height, "o", color=colour)
+        ax.set(xlabel=title, yticks=range(len(conditions)), yticklabels=conditions, ylim=(len(conditions) - 0.5, -0.5))
+    return list(np.atleast_1d(axes))

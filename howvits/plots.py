@@ -19,8 +19,8 @@ from scipy import stats
 
 # %% auto #0
 __all__ = ['STYLE', 'FAMILIES', 'COLOURS', 'GREY', 'BLUE', 'KINDS', 'OUTCOMES', 'use_style', 'family_of', 'line_style',
-           'mean_and_interval', 'plot_band', 'step_edges', 'shade_steps', 'plot_stream', 'forest_table', 'plot_forest',
-           'say_empty', 'save_figure']
+           'mean_and_interval', 'plot_band', 'plot_trends', 'step_edges', 'shade_steps', 'plot_stream', 'forest_table',
+           'plot_forest', 'say_empty', 'save_figure']
 
 # %% ../nbs/foundations/06_plots.ipynb #ab82f98e
 STYLE = {
@@ -96,6 +96,24 @@ def plot_band(
     line, = ax.plot(table[x], table[y], **line_style(model, **style))
     ax.fill_between(table[x], table[low], table[high], color=line.get_color(), alpha=0.2, linewidth=0)
     return ax
+
+# %% ../nbs/foundations/06_plots.ipynb #4bdfa628
+def plot_trends(
+    table: pd.DataFrame,  # one row per run: model, x, and the quantities
+    x: str,  # what was varied
+    quantities: dict[str, str],  # column: label of its axis
+    axes=None,  # one for each quantity; default: a new figure's
+    xlabel: str | None = None,
+    **style,  # changes to the lines
+) -> list[plt.Axes]:
+    "Quantities over what was varied, on a logarithmic axis, with their intervals over runs; small points are runs."
+    axes = plt.subplots(1, len(quantities), figsize=(6.4, 3.0))[1] if axes is None else axes
+    for ax, (value, title) in zip(np.atleast_1d(axes), quantities.items()):
+        for name, group in table.groupby("model", sort=False):
+            plot_band(mean_and_interval(group, [x], value), x, model=name, ax=ax, **style)
+            ax.plot(group[x], group[value], ".", color=line_style(name)["color"], markersize=3, alpha=0.5)
+        ax.set(xscale="log", xlabel=xlabel or x, ylabel=title)
+    return list(np.atleast_1d(axes))
 
 # %% ../nbs/foundations/06_plots.ipynb #112968e3
 GREY, BLUE = "#d9d9d9", "#eaf2fa"  # MSA; every second stage
