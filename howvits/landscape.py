@@ -167,12 +167,13 @@ def plot_surface_3d(
     surface: pd.DataFrame,  # of `measure_surface`, with two directions
     ax=None,  # with projection="3d"; default: a new figure's
     *,
-    most: float | None = None,  # losses above are cut off
+    most: float | None = None,  # points above are left out
     **style,  # changes to the surface
 ) -> plt.Axes:
     "The loss as a landscape, from one fixed point of view, so that two can be compared (HDVW, Fig. 1a)."
     ax = ax or plt.figure().add_subplot(projection="3d")
-    table = surface.pivot(index="y", columns="x", values="loss").clip(upper=most)
+    table = surface.pivot(index="y", columns="x", values="loss")
+    if most is not None: table = table.where(table <= most)
     ax.plot_surface(*np.meshgrid(table.columns, table.index), table.to_numpy(), **{"cmap": "viridis", "linewidth": 0.2, "edgecolor": "0.3", "rcount": len(table), "ccount": len(table), **style})
     ax.view_init(elev=25, azim=-60)
     ax.set(xticks=[], yticks=[], zlim=(None, most))

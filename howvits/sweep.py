@@ -369,15 +369,15 @@ def snapshots_needed(
     preset: str = "small",
     folder: Path | None = None,  # of the record
 ) -> list[tuple[Planned, str]]:  # recorded run, snapshot
-    "The weights whose measurement some claim needs; those of the first looks first, all early ones before the late."
+    "The weights whose measurement some claim needs: those of the first looks first, and of these the plain zoo's."
     runs, needed, claims = read_runs(folder), {}, load_claims().values()
     recorded = set(runs["key"])
     for second in (False, True):
         for snapshot in ("early", "late"):
             part = [replace(claim, components=[c for c in claim.components if snapshot in measures.get(c.measure, ())]) for claim in claims]
             for p in plan(part, runs, preset, {claim.id for claim in claims if second})[0]:
-                if p.config and p.config.key in recorded and "trial at lr" not in p.where: needed[p.config.key, snapshot] = p, snapshot
-    return list(needed.values())
+                if p.config and p.config.key in recorded and "trial at lr" not in p.where: needed.setdefault((p.config.key, snapshot), (second, len(p.where) > 1, p, snapshot))
+    return [(p, snapshot) for _, _, p, snapshot in sorted(needed.values(), key=lambda entry: entry[:2])]
 
 
 def measure_all(
