@@ -22,6 +22,7 @@ import pandas as pd
 import statsmodels.api as sm
 import yaml
 from jsonschema import Draft202012Validator
+from pandas.api.types import is_numeric_dtype
 from scipy import stats
 from scipy.special import expit, logit
 from statsmodels.stats.multitest import multipletests
@@ -357,6 +358,7 @@ def find_claim(
 ) -> Claim:
     "The claim itself. Raises `ValueError` for an id that the book's table lacks."
     if isinstance(claim, Claim): return claim
+    if not isinstance(claim, str): raise TypeError(f"A claim is named by its id, such as 'F1', not by {claim!r}.")
     claims = load_claims()
     if claim in claims: return claims[claim]
     raise ValueError(f"There is no claim {claim!r}: nearest are {', '.join(difflib.get_close_matches(str(claim), claims, cutoff=0))}.")
@@ -369,12 +371,17 @@ def check_runs(
     "Check a table of runs. Raises `TypeError` or `ValueError`."
     if not isinstance(table, pd.DataFrame): raise TypeError(f"runs must be a DataFrame with one row per run, not {type(table).__name__}.")
     if missing := {"model", "seed"} - set(table): raise ValueError(f"The table of runs lacks the column {' and '.join(sorted(missing))}.")
+    if table.columns.duplicated().any(): raise ValueError(f"The table of runs has the column {table.columns[table.columns.duplicated()][0]} twice.")
+    if len(table) and not (is_numeric_dtype(table["seed"]) and (table["seed"] % 1 == 0).all()): raise ValueError("The seeds of the table of runs must be whole numbers, and not text.")
     refused = np.full(len(table), "", dtype=object)
     if "started" in table and claim is not None and claim.registered is not None:
         started = pd.to_datetime(table["started"], utc=True, format="ISO8601", errors="coerce")
         refused[started < claim.registered] = "older than the claim"
         refused[started.isna()] = "start unknown"
-    if "trained" in table: refused[table["trained"].isin([False, "False"])] = "untrained weights"
+    if "trained" in table:
+        trained = table["trained"].map(lambda value: {"true": True, "false": False}.get(str(value).lower()))
+        if trained.isna().any(): raise ValueError(f"The column trained must say True or False, not {table['trained'][trained.isna()].iloc[0]!r}.")
+        refused[~trained.astype(bool)] = "untrained weights"
     return table.assign(refused=refused)
 
 
@@ -388,7 +395,10 @@ def _values(cell, table, measure):
     values = pd.Series(rows[measure].to_numpy(), rows["seed"], name=measure).dropna()
     twice = values.index[values.index.duplicated()]
     if len(twice): raise ValueError(f"The table of runs has {measure} twice for {cell.label}, seed {twice[0]}: one row per run.")
-    return values.astype(float)
+    try: return values.astype(float)
+    except (TypeError, ValueError):
+        bad = pd.to_numeric(values, errors="coerce").isna()
+        raise ValueError(f"{measure} is {values[bad].iloc[0]!r} for {cell.label}, seed {values.index[bad][0]}: a measure must be a number.") from None
 
 
 def _measures(component): return [component.measure] + ([component.covariate] if component.covariate else [])
@@ -429,7 +439,11 @@ def to_scale(
         seed = values.index[~np.isfinite(values)][0]
         raise ValueError(f"{values.name} is infinite for seed {seed}: leave the cell empty if it could not be measured.")
     if scale == "identity": return values
-    if scale == "logit" and count is not None: values = (values * count + 0.5) / (count + 1)
+    if scale == "logit" and count is not None:
+        count = count.reindex(values.index)
+        wrong = ~(values.between(0, 1) & (count >= 1))
+        if wrong.any(): raise ValueError(f"{values.name} is {values[wrong].iloc[0]:g} of {count[wrong].iloc[0]:g} for seed {values.index[wrong][0]}: a proportion lies between 0 and 1, and is one of at least 1.")
+        values = ((values * count + 0.5) / (count + 1)).rename(values.name)
     outside = (values <= 0) | ((values >= 1) & (scale == "logit"))
     if outside.any():
         needs_count = f"a proportion needs the column {values.name}_n (out of how many)"
@@ -444,7 +458,7 @@ def _sample(cell, table, measure, scale, seeds):
     values = values[values.index.isin(range(seeds))].sort_index()
     if len(values) < seeds: return None
     count = _values(cell, table, f"{measure}_n") if f"{measure}_n" in table else None
-    return to_scale(values, scale, count if count is None else count.reindex(values.index)).rename(measure)
+    return to_scale(values, scale, count).rename(measure)
 
 # %% ../nbs/foundations/05_claims.ipynb #d4d89887
 @dataclass(frozen=True)
@@ -654,6 +668,7 @@ def aa_control(
     seed: int = 0,  # of that draw
 ) -> pd.Series:  # shares of inconclusive, negligible, holds (first half higher) and contradicted
     "Outcomes of comparing one half of a model's seeds with the other. Raises `ValueError` for fewer than four seeds or an unknown measure."
+    _check(isinstance(splits, int) and splits > 0, "A/A control", f"splits must be a whole number above 0, not {splits!r}")
     known = {c.measure: c for claim in load_claims().values() for c in claim.components}
     _check(measure in known, "A/A control", f"no claim has the measure {measure!r}; nearest: {', '.join(difflib.get_close_matches(measure, known, cutoff=0))}")
     cell = Cell({"model": model}, known[measure].cells[0].standard, 0)
@@ -690,6 +705,7 @@ def adjust(
 def _over_folds(values, level):
     "Mean and ends of its interval, as texts."
     values = np.asarray(values, dtype=float)
+    if not 0 < level < 1: raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
     if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
         raise ValueError(f"an interval over images needs two folds or more, each with a finite value; these are {values}.")
     ends = sm.stats.DescrStatsW(values).tconfint_mean(1 - level)

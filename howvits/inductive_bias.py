@@ -63,7 +63,7 @@ def plot_fit(
         ax.plot(group["nll_train"], group["error"], **{**style, "markersize": 4, "alpha": 0.4})
         x, y = group["nll_train"].mean(), group["error"].mean()
         ax.plot(x, y, **{**style, "markersize": 9})
-        if names: ax.annotate(name, (x, y), xytext=(8, -10), textcoords="offset points", color=style["color"])
+        if names: ax.annotate(name, (x, y), xytext=(8, 5), textcoords="offset points", color=style["color"])
     ax.set(xlabel="NLL on the augmented training set", ylabel="test error")
     ax.yaxis.set_major_formatter(PercentFormatter(1))
     return ax

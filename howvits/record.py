@@ -77,7 +77,7 @@ def faults(row: dict):  # iterator of sentences
     if row["config"] != json.dumps(json.loads(row["config"]), sort_keys=True, separators=(",", ":")): yield "the configuration is not canonical JSON: it was not written by howvits"
     for name in ("error", "ece", "confidence"):
         if not 0 <= float(row[name]) <= 1: yield f"{name} is {row[name]}, which is no proportion"
-    for name in ("n", "nll", "nll_train", "parameters", "images_seen", "images_per_second", "seconds"):
+    for name in ("n", "nll", "nll_train", "parameters", "images_seen", "images_per_second", "seconds", "threads"):
         if not 0 < float(row[name]) < float("inf"): yield f"{name} is {row[name]}"
     wrong = float(row["error"]) * float(row["n"])
     if abs(wrong - round(wrong)) > 1e-6: yield f"an error of {row['error']} is not a share of {row['n']} images"

@@ -6,9 +6,9 @@
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'LARGER', 'CHANGES', 'MODULES', 'Preset', 'set_to', 'multiply', 'set_argument',
            'beyond_standard', 'config_of', 'trials', 'best_rate', 'choose_rate', 'Planned', 'cells_of', 'confounded',
            'plan', 'snapshot_hashes', 'module_of', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one',
-           'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'snapshots_needed', 'measure_all',
-           'measure_command', 'measure_one', 'images_of', 'of_this_version', 'Clock', 'to_extend', 'still_to_do',
-           'describe', 'train_all', 'make_parser', 'refused', 'main']
+           'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'snapshots_needed', 'to_measure',
+           'measure_all', 'measure_command', 'measure_one', 'images_of', 'of_this_version', 'Clock', 'to_extend',
+           'still_to_do', 'describe', 'train_all', 'make_parser', 'refused', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -370,23 +370,22 @@ def snapshots_needed(
     folder: Path | None = None,  # of the record
 ) -> list[tuple[Planned, str]]:  # recorded run, snapshot
     "The weights whose measurement some claim needs: those of the first looks first, and of these the plain zoo's."
-    runs, needed, claims = read_runs(folder), {}, load_claims().values()
-    recorded = set(runs["key"])
+    runs, needed, claims = read_runs(folder), {}, list(load_claims().values())
+    recorded, longer = set(runs["key"]), to_extend(claims, preset, folder)
     for second in (False, True):
         for snapshot in ("early", "late"):
             part = [replace(claim, components=[c for c in claim.components if snapshot in measures.get(c.measure, ())]) for claim in claims]
-            for p in plan(part, runs, preset, {claim.id for claim in claims if second})[0]:
+            for p in plan(part, runs, preset, longer if second else frozenset())[0]:
                 if p.config and p.config.key in recorded and "trial at lr" not in p.where: needed.setdefault((p.config.key, snapshot), (second, len(p.where) > 1, p, snapshot))
     return [(p, snapshot) for _, _, p, snapshot in sorted(needed.values(), key=lambda entry: entry[:2])]
 
 
-def measure_all(
+def to_measure(
     chapter: str,  # as "05_fourier"
     preset: str = "small",
     folder: Path | None = None,  # of the record
-    jobs: int = 1,  # at a time
-) -> list[str]:  # runs, and snapshots, whose weights are not here
-    "Measure, and record, what the claims still need of the recorded runs and a chapter's module gives. An interrupted call goes on where it was."
+) -> tuple[list[tuple], list[str]]:  # arguments for `measure_one`; runs, and snapshots, whose weights are not here
+    "What the claims still need of the recorded runs and a chapter's module gives."
     check_choice(chapter, sorted({claim.chapter for claim in load_claims().values()}), "chapter")
     module = module_of(chapter)
     if module is None: raise ValueError(f"nothing is measured for {chapter}: its claims rest on the record alone, or the chapter is still to be written.")
@@ -397,10 +396,21 @@ def measure_all(
         if hashes[p.config.key, snapshot] in done: continue
         path = weights_of(rows[p.config.key], snapshot, folder)
         if path is None: lost.append(f"{p}, {snapshot}")
-        else: work.append((chapter, p.config, snapshot, path, hashes[p.config.key, snapshot], max(1, os.cpu_count() // jobs)))
+        else: work.append((chapter, p.config, snapshot, path, hashes[p.config.key, snapshot]))
+    return work, lost
+
+
+def measure_all(
+    chapter: str,  # as "05_fourier"
+    preset: str = "small",
+    folder: Path | None = None,  # of the record
+    jobs: int = 1,  # at a time
+) -> list[str]:  # runs, and snapshots, whose weights are not here
+    "Measure, and record, what is still to be measured. An interrupted call goes on where it was."
+    work, lost = to_measure(chapter, preset, folder)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            for future in tqdm(as_completed([pool.submit(measure_one, *each) for each in work]), total=len(work), desc=chapter, unit="checkpoint"):
+            for future in tqdm(as_completed([pool.submit(measure_one, *each, max(1, os.cpu_count() // jobs)) for each in work]), total=len(work), desc=chapter, unit="checkpoint"):
                 add_measures(chapter, future.result(), folder)
         finally: pool.shutdown(cancel_futures=True)
     return lost
@@ -559,8 +569,13 @@ def main(arguments: list[str] | None = None) -> int:  # exit status
     parser = make_parser()
     args = parser.parse_args(arguments)
     if args.jobs < 1: parser.error("--jobs must be at least 1.")
+    if args.gpus < 0 or args.gpus and not args.ray: parser.error("--gpus goes with --ray, and is at least 0.")
     if args.ray and find_spec("ray") is None: parser.error("Ray is not installed: pip install howvits[sweep], or leave out --ray.")
     try:
+        if args.measure is not None and args.dry_run:
+            work, lost = to_measure(args.measure, args.preset)
+            print(f"{args.measure}: {len(work)} files of weights to measure now, {len(lost)} are not on this machine.")
+            return 0
         if args.measure is not None: return measure_command(args.measure, args.preset, args.jobs)
         claims = [find_claim(i.upper()) for i in args.claim] if args.claim else list(load_claims().values())
         load_dataset(PRESETS[args.preset].recipe["dataset"], "train")

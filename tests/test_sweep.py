@@ -305,3 +305,16 @@ def test_the_introduction_says_what_the_preset_is():
     assert plain == {8} and others == {5}
     assert f"{words[recipe['epochs']]} epochs on {DATASETS[recipe['dataset']].counts['train']:,} images, with {words[8]} seeds of each" in intro
     assert f"and {words[5]} seeds of every other condition" in intro
+
+
+def test_nothing_is_measured_that_no_claim_needs(places, capsys):
+    "The kept weights are all that the claims of chapter 05 need, decided as they are; and a dry run leaves the record alone."
+    shutil.copytree(Path(__file__).parents[1] / "book/runs", places / "record", dirs_exist_ok=True)
+    assert main(["--measure", "05_fourier"]) == 0 and "32 runs are measured." in capsys.readouterr().out
+    file = places / "record/measures/05_fourier.csv"
+    lines = file.read_text().splitlines(keepends=True)
+    key = lines[1].split(",")[0]
+    file.write_text("".join(line for line in lines if not line.startswith(key)))
+    before = file.read_bytes()
+    assert main(["--measure", "05_fourier", "--dry-run"]) == 0 and "1 files of weights to measure now, 0 are not" in capsys.readouterr().out
+    assert file.read_bytes() == before
