@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .steps import ATTENTION, CHANGED_COURSE, Step, branches, evaluation_mode, plain_attention, trace, unwrap
+from .steps import ATTENTION, CHANGED_COURSE, Step, branches, evaluation_mode, logits_of, plain_attention, trace, unwrap
 
 # %% ../nbs/foundations/14_attention.ipynb #52d3ad18
 PRODUCTS = ("matmul", "__matmul__", "bmm")
@@ -143,4 +143,4 @@ def observe_attention(
     watch = _WatchAttention(maps, visit)
     with evaluation_mode(model), plain_attention(), watch: logits = model(images)
     if watch.seen != len(maps): raise RuntimeError(CHANGED_COURSE)
-    return getattr(logits, "logits", logits)
+    return logits_of(logits)

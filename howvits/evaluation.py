@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .data import batches
-from .steps import as_read_by, evaluation_mode, image_channels
+from .steps import as_read_by, evaluation_mode, image_channels, logits_of
 
 # %% ../nbs/foundations/04_evaluation.ipynb #e79bb79f
 def resolve_device(
@@ -79,9 +79,10 @@ def predict(
     logits, labels = [], []
     with evaluation_mode(model), preserved_rng():
         for x, y in batches(data, batch_size=batch_size, images=images, channels=image_channels(model)):
-            logits.append(model(as_read_by(model, x)).float().cpu())
+            found = logits_of(model(as_read_by(model, x)))
+            check_predictions(found, y)
+            logits.append(found.float().cpu())
             labels.append(y)
-            check_predictions(logits[-1], labels[-1])
     return torch.cat(logits), torch.cat(labels)
 
 # %% ../nbs/foundations/04_evaluation.ipynb #819fb8a2

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from .data import batches, check_count, load_dataset
 from .evaluation import check_predictions
 from .plots import line_style, mean_and_interval, plot_band, shade_steps, step_edges
-from .steps import as_read_by, evaluation_mode, image_channels, observe
+from .steps import as_read_by, evaluation_mode, image_channels, logits_of, observe
 from .training import RunConfig
 
 # %% ../nbs/05_fourier.ipynb #df6313f1
@@ -250,9 +250,8 @@ def accuracy_under(
         for x, y in tqdm(batches(data, batch_size, images, channels=image_channels(model)), "Changed images", leave=False, delay=2):
             means.next(len(x))
             for v, changed in enumerate(variants(x)):
-                logits = model(as_read_by(model, changed))
-                logits = getattr(logits, "logits", logits)
-                check_predictions(logits.cpu(), y)
+                logits = logits_of(model(as_read_by(model, changed)))
+                check_predictions(logits, y)
                 means.add(v, (logits.argmax(1).cpu() == y)[:, None])
     return torch.cat([means.mean(v) for v in means.sums], 1).T, means.seen
 

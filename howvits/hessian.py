@@ -25,7 +25,7 @@ from tqdm import tqdm
 from .data import check_images, load_dataset
 from .evaluation import preserved_rng, seed_everything
 from .plots import line_style, mean_and_interval
-from .steps import evaluation_mode, image_channels, plain_attention, unwrap
+from .steps import evaluation_mode, image_channels, logits_of, plain_attention, unwrap
 from .training import RunConfig, make_mixup, permutation
 
 # %% ../nbs/03_hessians.ipynb #312ccc53
@@ -110,7 +110,7 @@ class HessianProduct:
     def __init__(self, model, images, targets, parameters, decay, scale=None, loss=soft_nll):
         self.parameters, self.decay, self.scale = parameters, decay, scale
         with twice_differentiable(model):
-            value = loss(model(images), targets)
+            value = loss(logits_of(model(images)), targets)
             if value.ndim: raise ValueError(f"the loss must be a scalar, not of shape {tuple(value.shape)}: average it over the batch.")
             gradient = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
         self.loss, self.gradient = value.detach(), [g if g.requires_grad else None for g in gradient]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from .hessian import checked_batches, curved_parameters, filter_norms, soft_nll, split_like
 from .plots import line_style
-from .steps import evaluation_mode, unwrap
+from .steps import evaluation_mode, logits_of, unwrap
 
 # %% ../nbs/foundations/17_landscape.ipynb #f410e468
 def filter_direction(
@@ -58,7 +58,7 @@ class Plane:
         moved = {name: p + part for name, p, part in zip(self.names, self.parameters, split_like(shift, self.parameters))}
         with evaluation_mode(self.model):
             if self.recalculate: moved |= recalculated_statistics(self.model, moved, [images for images, _ in self.batches])
-            losses = [soft_nll(functional_call(self.model, moved, (images,)), targets).item() * len(images) for images, targets in self.batches]
+            losses = [soft_nll(logits_of(functional_call(self.model, moved, (images,))), targets).item() * len(images) for images, targets in self.batches]
         return sum(losses) / sum(len(images) for images, _ in self.batches)
 
 # %% ../nbs/foundations/17_landscape.ipynb #13b40116

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIGHT', 'SCALE', 'RECURRENT', 'REDUCE', 'SPLIT',
            'PRODUCT', 'ATTENTION', 'WEIGHED', 'MOST_APART', 'CHANGED_COURSE', 'CHANGES', 'Factor', 'Node',
-           'evaluation_mode', 'plain_attention', 'trace', 'Layout', 'Step', 'judge', 'branches', 'unwrap',
+           'evaluation_mode', 'plain_attention', 'trace', 'Layout', 'Step', 'judge', 'branches', 'unwrap', 'logits_of',
            'image_channels', 'as_read_by', 'find_steps', 'observe', 'intervene']
 
 # %% ../nbs/foundations/02_steps.ipynb #e95889f7
@@ -620,6 +620,12 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
     return model
 
+def logits_of(output):
+    "The logits in what a model returns: a tensor itself, the entry `logits` of an object or a dict, the first of a tuple; anything else as it is."
+    if isinstance(output, dict): return output.get("logits", output)
+    if isinstance(output, (tuple, list)) and output and not hasattr(output, "logits"): return output[0]
+    return getattr(output, "logits", output)
+
 def image_channels(model: nn.Module) -> int | None:
     "The channels of the images that a model reads, if its first layer is a convolution, as it nearly always is; else None. Raises `TypeError` for what is no model."
     if not isinstance(model, nn.Module): raise TypeError(f"A model has to be a torch.nn.Module, not {model!r}: howvits.create_model makes one of a name.")
@@ -774,7 +780,7 @@ def observe(
     watching = _module_results(model, steps, show) if modules else watch
     with evaluation_mode(model), plain_attention(), _eager(model), watching: logits = model(images)
     if not modules: watch.end()
-    return getattr(logits, "logits", logits)
+    return logits_of(logits)
 
 # %% ../nbs/foundations/02_steps.ipynb #47390c4d
 CHANGES = {"drop_branch": lambda step, stream, branch: stream.clone(), "drop_skip": lambda step, stream, branch: branch.clone()}

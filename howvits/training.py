@@ -60,7 +60,7 @@ from .data import AUGMENTS, check_choice, load_dataset
 from .evaluation import evaluate, keep_memory, preserved_rng, resolve_device, seed_everything
 from .models import create_model, file_hash, save_checkpoint, write_atomically
 from .record import cache_folder, find_run, kept_path, key_of
-from .steps import evaluation_mode
+from .steps import evaluation_mode, logits_of
 
 # %% ../nbs/foundations/03_training.ipynb #9b2ed4dc
 @dataclass(frozen=True)
@@ -431,7 +431,7 @@ def soft_loss(
     half, device = precision == "bfloat16", images.device.type
     attention = Float32Attention() if half and device == "cpu" else nullcontext()
     with torch.autocast(device, torch.bfloat16, enabled=half), attention:
-        logits = model(images)
+        logits = logits_of(model(images))
     return SoftTargetCrossEntropy()(logits.float(), targets)
 
 # %% ../nbs/foundations/03_training.ipynb #903a8db8
