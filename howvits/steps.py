@@ -2,9 +2,9 @@
 
 # %% auto #0
 __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIGHT', 'SCALE', 'RECURRENT', 'REDUCE', 'SPLIT',
-           'PRODUCT', 'ATTENTION', 'WEIGHED', 'MOST_APART', 'CHANGED_COURSE', 'CHANGES', 'Factor', 'Node',
-           'evaluation_mode', 'plain_attention', 'trace', 'Layout', 'Step', 'judge', 'branches', 'unwrap', 'logits_of',
-           'image_channels', 'as_read_by', 'find_steps', 'observe', 'intervene']
+           'PRODUCT', 'WEIGHTED_SUM', 'ATTENTION', 'WEIGHED', 'MOST_APART', 'OTHER_SUMS', 'CHANGED_COURSE', 'CHANGES',
+           'Factor', 'Node', 'evaluation_mode', 'unwrap', 'image_channels', 'plain_attention', 'trace', 'Layout',
+           'Step', 'judge', 'branches', 'logits_of', 'as_read_by', 'find_steps', 'observe', 'intervene']
 
 # %% ../nbs/foundations/02_steps.ipynb #e95889f7
 import heapq
@@ -75,9 +75,18 @@ class Node:
     returned: tuple = ()  # paths of the modules whose result it is
 
 # %% ../nbs/foundations/02_steps.ipynb #9ba16b79
+def _whole(factors):
+    "Neighbours that continue each other become one factor again."
+    out = []
+    for f in factors:
+        goes_on = out and out[-1].label == f.label and f.label in "chw" and out[-1].step == f.step * f.size
+        if goes_on: out[-1] = f._replace(size=out[-1].size * f.size)
+        else: out.append(f)
+    return out
+
 def _reshaped(axes, shape):
     "The factors of a tensor that is reshaped to `shape`."
-    parts, out = [f for axis in axes for f in axis if f.size > 1], []
+    parts, out = _whole([f for axis in axes for f in axis if f.size > 1]), []
     for n in shape:
         axis = []
         while n > 1 and parts:
@@ -157,8 +166,8 @@ def _indexed(axes, index, shape):
     return _broadcast([tuple(out)], shape)
 
 # %% ../nbs/foundations/02_steps.ipynb #eb7d92c9
-def _axes(op, args, kwargs, inputs, shape, around=()):
-    "The axes of the result. `inputs`: the axes of the operands that come from the image, in order."
+def _axes(op, args, kwargs, inputs, shape, places, around=()):
+    "The axes of the result. `inputs`: the axes of the operands that come from the image, in order; `places`: which of all operands these are."
     first, ndim = inputs[0], len(shape)
     def argument(name, place, default): return kwargs.get(name, args[place] if len(args) > place else default)
     if op in CONV:
@@ -177,9 +186,10 @@ def _axes(op, args, kwargs, inputs, shape, around=()):
     if op in REDUCE and len(args) + len(kwargs) > 1: return _reduced(first, argument("dim", 1, ()), shape)
     if op == "unfold": return _unfolded(first, argument("kernel_size" if ndim == 3 else "dimension", 1, 0), argument("stride" if ndim == 3 else "step", 4 if ndim == 3 else 3, 1), shape)
     if op == "fold" and ndim == 4: return _image_axes(shape)
-    if op == "einsum":
-        terms, out = args[0].replace(" ", "").split("->")
-        return tuple(next((a[t.index(c)] for t, a in zip(terms.split(","), inputs) if c in t and len(t) == len(a)), _resized((), n)) for c, n in zip(out, shape))
+    if op in WEIGHTED_SUM and len(inputs) == 1: return _weighted(op, args, kwargs, inputs, shape, places)
+    if op == "einsum" and isinstance(args[0], str):
+        terms, out = _letters(args, inputs, places, ndim)
+        return tuple(next((a[t.index(c)] for t, a in zip(terms, inputs) if c in t), _resized((), n)) for c, n in zip(out, shape))
     if op in VIEW and _count(f.size for axis in first for f in axis) == _count(shape): return _reshaped(first, shape)
     return _broadcast([a for a in inputs if len(a) == ndim] or inputs, shape)
 
@@ -196,6 +206,45 @@ def _size(axis): return _count(f.size for f in axis)
 def _mixes_tokens(axes):
     "A convolution whose channels are the tokens?"
     return _label(axes[1]) == "p" and not any(_label(axis) == "p" for axis in axes[2:])
+
+# %% ../nbs/foundations/02_steps.ipynb #9d7ee446
+WEIGHTED_SUM = PRODUCT + ("einsum", "tensordot")
+
+def _letters(args, inputs, places, ndim):
+    "The letters of an Einstein sum: those of each operand from the image, and those of the result. What `...` stands for gets Greek ones."
+    left, arrow, out = args[0].replace(" ", "").partition("->")
+    if not arrow: out = "..." * ("..." in left) + "".join(sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1))
+    def spelled(term, n): return term.replace("...", "αβγδεζηθ"[8 - (n - len(term) + 3):])
+    return [spelled(left.split(",")[k], len(axes)) for k, axes in zip(places, inputs)], spelled(out, ndim)
+
+def _summed(op, args, kwargs, inputs, places):
+    "For each operand from the image, the numbers of the axes that an operation sums over."
+    def argument(name, place, default): return kwargs.get(name, args[place] if len(args) > place else default)
+    def several(dims): return tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
+    if op in PRODUCT: return [(-1,) if k == 0 or len(axes) == 1 else (-2,) for k, axes in zip(places, inputs)]
+    if op == "einsum" and isinstance(args[0], str):
+        terms, out = _letters(args, inputs, places, 3)
+        return [tuple(i for i, c in enumerate(term) if c not in out and c not in "αβγδεζηθ") for term in terms]
+    if op == "tensordot":
+        dims = argument("dims", 2, 2)
+        return [several(dims[k]) if not isinstance(dims, int) else tuple(range(-dims, 0)) if k == 0 else tuple(range(dims)) for k in places]
+    if op.startswith("fft_") and "shift" not in op:
+        return [several(argument("dim", 2, None) or {"2": (-2, -1), "n": range(len(axes))}.get(op[-1], -1)) for axes in inputs]
+    return [() for _ in inputs]
+
+def _weighted(op, args, kwargs, inputs, shape, places):
+    "The axes of a product with weights: the new one has the meaning of the one that was summed over."
+    (first,), (dims,), (place,) = inputs, _summed(op, args, kwargs, inputs, places), places
+    over = [first[d] for d in dims]
+    positions = next((axis for axis in over if _label(axis) == "p"), None)
+    def new(n): return (Factor("c", n),) if positions is None else _resized(positions, n)
+    if op == "einsum":
+        (term,), out = _letters(args, inputs, places, len(shape))
+        return tuple(first[term.index(c)] if c in term else new(n) for c, n in zip(out, shape))
+    kept = [axis for i, axis in enumerate(first) if i not in {d % len(first) for d in dims}]
+    if op in PRODUCT and place and len(kept) == len(shape) - 1: return (*kept[:-1], new(shape[-2]), kept[-1])
+    fresh = [new(n) for n in (shape[:len(shape) - len(kept)] if place else shape[len(kept):])]
+    return (*fresh, *kept) if place else (*kept, *fresh)
 
 # %% ../nbs/foundations/02_steps.ipynb #739c0838
 def _reduced(axes, dim, shape):
@@ -220,14 +269,16 @@ def _unfolded(axes, kernel, stride, shape):
 # %% ../nbs/foundations/02_steps.ipynb #5d885a58
 ATTENTION = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
 
-def _mixes(op, args, kwargs, inputs, nodes):
+def _mixes(op, args, kwargs, inputs, places, nodes):
     "Does the operation combine positions in a way that gives a branch its kind? `inputs`: those of the nodes that it reads."
-    labels = [n.labels for n in inputs]
+    labels, axes = [n.labels for n in inputs], [n.axes for n in inputs]
     if op == "softmax": return labels[0][kwargs.get("dim", args[1] if len(args) > 1 else -1)] == "p"
     if op == "scaled_dot_product_attention": return labels[min(1, len(labels) - 1)][-2] == "p"  # of the keys
     if op in CONV: return any(n > 1 for n in args[1].shape[2:]) or _mixes_tokens(inputs[0].axes)
     if op == "linear": return labels[0][-1] == "p"
-    if op in PRODUCT: return len(inputs) == 2 and labels[1][-2:-1] == "p" and _is_softmax(nodes, inputs[0])  # whatever the map was made of
+    if op in WEIGHTED_SUM or op.startswith("fft_"):  # with a softmax, whatever that was made of, or with weights
+        over = [any(_label(a[d]) == "p" for d in dims) for a, dims in zip(axes, _summed(op, args, kwargs, axes, places))]
+        return over[0] if len(inputs) == 1 else any(o and _is_softmax(nodes, other) for o, other in zip(over, inputs[::-1]))
     return op in POOL | RECURRENT or op == "multi_head_attention_forward"
 
 def _is_softmax(nodes, node):
@@ -241,11 +292,13 @@ def _tensors(x):
     if isinstance(x, dict): return [t for v in x.values() for t in _tensors(v)]
     return [t for v in x for t in _tensors(v)] if isinstance(x, (tuple, list)) else []
 
+def _first_tensor(x): return next(iter(_tensors(x)), None)
+
 def _is_sum(op, args, kwargs):
-    "An addition of two maps or rows of tokens? Only these are counted: others may depend on the batch, or be cached by the model."
+    "An addition of two maps or rows of tokens, or of what is broadcast to one? Only these are counted: others may be cached by the model."
     if op not in ADD: return False
     terms = _tensors((args, kwargs))
-    return len(terms) == 2 and kwargs.get("alpha", 1) == 1 and terms[0].ndim > 2 and terms[0].shape[1:] == terms[1].shape[1:] and terms[0].is_floating_point()
+    return len(terms) == 2 and terms[0].ndim > 2 and terms[0].ndim == terms[1].ndim and terms[0].is_floating_point()
 
 class _Tracer(TorchFunctionMode):
     "Records the data flow of one forward pass."
@@ -257,17 +310,18 @@ class _Tracer(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         op = function.__name__ if function.__name__ != "__get__" else function.__self__.__name__
-        sources = [t for t in _tensors((args, kwargs)) if id(t) in self.made_by]
+        sources = {k: t for k, t in enumerate(_tensors((args, kwargs))) if id(t) in self.made_by}
         result = function(*args, **kwargs)
         number, self.additions = self.additions, self.additions + (summed := _is_sum(op, args, kwargs))
         self.calls[op] += 1
         changed = args[0] if op == "__setitem__" else result
-        if sources and _tensors(changed): self.record(op, args, kwargs, sources, _tensors(changed), number if summed else -1)
+        alike = summed and len({t.shape[1:] for t in _tensors((args, kwargs))}) == 1  # nothing is broadcast, unless over the batch
+        if sources and _tensors(changed): self.record(op, args, kwargs, sources, _tensors(changed), number if alike else -1)
         return result
 
     def record(self, op, args, kwargs, sources, results, number):
         "Append the node of one operation, and note what it made. What is split becomes a node for each piece."
-        inputs = tuple(self.made_by[id(t)] for t in sources)
+        inputs, places = tuple(self.made_by[id(t)] for t in sources.values()), list(sources)
         before, offset = [self.nodes[i] for i in inputs], 0
         if op in SPLIT: dim = kwargs.get("dim", args[place] if len(args) > (place := 1 if op == "unbind" else 2) else 0) % len(before[0].axes)
         around = self.neighbours(args, kwargs) if op in ("cat", "concat") else ()
@@ -275,10 +329,10 @@ class _Tracer(TorchFunctionMode):
             shape, axes = tuple(piece[0].shape), before[0].axes
             if op == "unbind": axes = axes[:dim] + axes[dim + 1:]
             elif op in SPLIT: axes, offset = (*axes[:dim], _sliced(axes[dim], offset, shape[dim]), *axes[dim + 1:]), offset + shape[dim]
-            else: axes = _axes(op, args, kwargs, [n.axes for n in before], shape, around)
+            else: axes = _axes(op, args, kwargs, [n.axes for n in before], shape, places, around)
             scaled = op in SCALE and len(inputs) == 1
             self.nodes.append(Node(op, inputs, shape, axes, _labels(axes), self.stack[-1], cost=int(op not in VIEW | ADD and not scaled), light=op in VIEW | LIGHT or scaled,
-                                   mixes=_mixes(op, args, kwargs, before, self.nodes), addition=number, call=self.calls[op] - 1))
+                                   mixes=_mixes(op, args, kwargs, before, places, self.nodes), addition=number, call=self.calls[op] - 1))
             bases = [t._base for t in piece if t._base is not None and id(t._base) in self.made_by and (op in IN_PLACE or op.endswith("_") and not op.startswith("__"))]
             for t in piece + bases:
                 self.made_by[id(t)] = len(self.nodes) - 1
@@ -316,13 +370,44 @@ def _module_names(model, tracer):
     def enter(module, _): tracer.stack.append(names.get(module, tracer.stack[-1]))
     def leave(module, _, result):
         name = tracer.stack.pop()
-        if isinstance(result, Tensor) and id(result) in tracer.made_by: tracer.nodes[tracer.made_by[id(result)]].returned += (name,)
+        if id(result := _first_tensor(result)) in tracer.made_by: tracer.nodes[tracer.made_by[id(result)]].returned += (name,)
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     try: yield
     finally:
         for h in hooks: h.remove()
 
 # %% ../nbs/foundations/02_steps.ipynb #15f07038
+def unwrap(model: nn.Module) -> nn.Module:
+    "The model inside DataParallel, DistributedDataParallel and torch.compile. Raises `TypeError` for what is no model."
+    if not isinstance(model, nn.Module): raise TypeError(f"A model has to be a torch.nn.Module, not {model!r}: howvits.create_model makes one of a name.")
+    while inner := getattr(model, "_orig_mod", None) or (model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else None):
+        model = inner
+    return model
+
+def image_channels(model: nn.Module) -> int | None:
+    "The channels of the images that a model reads, if its first layer is a convolution, as it nearly always is, and no other reads one or three; else None."
+    first = next((m for m in unwrap(model).modules() if not m._modules), None)
+    if not isinstance(first, nn.Conv2d): return None
+    images = {m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)} & {1, 3}
+    return first.in_channels if images <= {first.in_channels} else None
+
+def _check_images(images):
+    "Images have to be a batch (B, C, H, W)."
+    if torch._C._is_torch_function_all_disabled(): raise RuntimeError("Nothing can be watched while steps are being shown: let visit keep what it needs, and go on after observe.")
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        raise ValueError(f"Images have to be a tensor (B, C, H, W), not {tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__}.")
+    if not len(images): raise ValueError("The batch of images is empty: give at least one.")
+
+def _check_watchable(model, images):
+    "The operations of the model have to be PyTorch's own, and the images of the channels that it reads."
+    scripted = next((name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
+    if scripted is not None: raise ValueError(f"{scripted or 'The model'} is compiled by TorchScript, whose operations cannot be watched: give the model as it was before torch.jit.")
+    channels = image_channels(model)
+    if channels in (1, 3) and images.shape[1] in (1, 3) and images.shape[1] != channels:
+        raise ValueError(f"The model reads {channels}-channel images, these have {images.shape[1]}: "
+                         f"{'repeat the grey channel three times (images.expand(-1, 3, -1, -1))' if images.shape[1] == 1 else 'turn them grey first'}.")
+
+# %% ../nbs/foundations/02_steps.ipynb #4f11fc11
 @contextmanager
 def plain_attention():
     "PyTorch's own encoder layer has a fused path that no watcher sees into: leave it, and return to it after."
@@ -343,6 +428,8 @@ _tracing = False  # while a model is traced, interventions stand still
 def trace(model: nn.Module, example: Tensor) -> tuple[list[Node], int]:
     "The data flow of one forward pass in the order of execution, and how many additions there were."
     global _tracing
+    _check_images(example)
+    _check_watchable(model, example)
     example = example[:2] if len(example) > 1 else example.expand(2, *example.shape[1:])
     tracer, _tracing = _Tracer(example := example.clone()), True
     try:
@@ -447,10 +534,10 @@ def _is_piece(nodes, join, sums, readers):
 # %% ../nbs/foundations/02_steps.ipynb #230fa285
 def _kind(branch: list[Node]) -> str:
     "msa: a softmax over positions; conv: a spatial kernel; mixer: a linear or recurrent map along positions; pool; else mlp."
-    mixing = {n.op for n in branch if n.mixes}
-    spatial_conv = any(n.op in CONV and n.mixes and "p" != n.labels[1] for n in branch)
-    return ("msa" if mixing.intersection(ATTENTION + PRODUCT) else "conv" if spatial_conv else
-            "mixer" if mixing & (CONV | RECURRENT | {"linear"}) else "pool" if mixing & POOL else "mlp")
+    mixing = [n for n in branch if n.mixes]
+    attends = any(n.op in ATTENTION or n.op in WEIGHTED_SUM and len(n.inputs) > 1 for n in mixing)
+    spatial_conv = any(n.op in CONV and "p" != n.labels[1] for n in mixing)
+    return "msa" if attends else "conv" if spatial_conv else "mixer" if any(n.op not in POOL for n in mixing) else "pool" if mixing else "mlp"
 
 def _name(branch: list[Node], default: str) -> str:
     "The innermost module that holds all of the branch's weights."
@@ -461,8 +548,8 @@ def _name(branch: list[Node], default: str) -> str:
 @dataclass(frozen=True)
 class Layout:
     "How a model keeps a feature map."
-    labels: str          # an axis each, such as "bcpp", "bppc", "bpc"
-    shape: tuple         # of the tensor that the model adds, without the batch
+    labels: str          # an axis each, such as "bcpp", "bppc", "bpc", "pbc"
+    shape: tuple         # of the tensor that the model adds, -1 where the batch is
     grid: tuple          # (height, width)
     start: int = 0       # tokens before the grid: CLS, distillation, registers
     end: int = 0         # tokens after it
@@ -470,7 +557,9 @@ class Layout:
     order: tuple = ()    # which of them come first: batch, channels, rows, columns
 
     @property
-    def axis(self): return self.labels.index("p", 1)  # of the row of tokens
+    def axis(self): return self.labels.index("p")  # of the row of tokens
+
+    def fits(self, x: Tensor) -> bool: return len(x.shape) == len(self.shape) and all(n in (-1, m) for n, m in zip(self.shape, x.shape))
 
     @property
     def channels(self): return -_count(self.parts) // _count(self.grid)
@@ -510,15 +599,18 @@ def _layout(nodes, join, grid):
     for i in (join.stream, join.node, join.branch):
         axes, start, end = _rows_taken(nodes[i].axes)
         labels = "".join("p" if l == "1" and len(axes) == 4 else l for l in nodes[i].labels)
-        if (found := _sorted_factors(axes)) and ("p" in labels[1:] or found[2] != (1, 1)):
-            return Layout(labels, nodes[join.node].shape[1:], found[2], start, end, found[0], found[1])
+        if (found := _sorted_factors(axes)) and ("p" in labels or found[2] != (1, 1)):
+            return Layout(labels, _any_batch(nodes[i].axes, nodes[join.node].shape), found[2], start, end, found[0], found[1])
     labels, shape = nodes[join.node].labels, nodes[join.node].shape
-    if labels not in ("bpc", "bcp") or (tokens := shape[at := labels.index("p")]) == 1: return None
+    if sorted(labels) != ["b", "c", "p"] or (tokens := shape[labels.index("p")]) == 1: return None
     if not grid or not 0 <= (apart := tokens - _count(grid)) <= MOST_APART:
         raise ValueError(f"The {tokens} tokens of {nodes[join.node].module or 'the model'} form no grid that could be told"
                          f"{f' (grid={tuple(grid)} does not fit)' if grid else ''}: give grid=(height, width).")
-    parts, order = ((-1, *grid, shape[2]), (0, 3, 1, 2)) if at == 1 else ((-1, shape[1], *grid), (0, 1, 2, 3))
-    return Layout(labels, shape[1:], tuple(grid), apart, 0, parts, order)
+    parts = [factor for label, n in zip(labels, shape) for factor in {"b": [("b", -1)], "c": [("c", n)], "p": list(zip("hw", grid))}[label]]
+    order = tuple([label for label, _ in parts].index(label) for label in "bchw")
+    return Layout(labels, _any_batch(nodes[join.node].axes, shape), tuple(grid), apart, 0, tuple(n for _, n in parts), order)
+
+def _any_batch(axes, shape): return tuple(-1 if any(f.label == "b" for f in axis) else n for axis, n in zip(axes, shape))
 
 # %% ../nbs/foundations/02_steps.ipynb #a670514e
 @dataclass(frozen=True)
@@ -614,23 +706,11 @@ def _named_steps(nodes, patterns, grid):
     return steps
 
 # %% ../nbs/foundations/02_steps.ipynb #8b2b9a6f
-def unwrap(model: nn.Module) -> nn.Module:
-    "The model inside DataParallel, DistributedDataParallel and torch.compile."
-    while inner := getattr(model, "_orig_mod", None) or (model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else None):
-        model = inner
-    return model
-
 def logits_of(output):
     "The logits in what a model returns: a tensor itself, the entry `logits` of an object or a dict, the first of a tuple; anything else as it is."
     if isinstance(output, dict): return output.get("logits", output)
     if isinstance(output, (tuple, list)) and output and not hasattr(output, "logits"): return output[0]
     return getattr(output, "logits", output)
-
-def image_channels(model: nn.Module) -> int | None:
-    "The channels of the images that a model reads, if its first layer is a convolution, as it nearly always is; else None. Raises `TypeError` for what is no model."
-    if not isinstance(model, nn.Module): raise TypeError(f"A model has to be a torch.nn.Module, not {model!r}: howvits.create_model makes one of a name.")
-    first = next((m for m in model.modules() if not m._modules), None)
-    return first.in_channels if isinstance(first, nn.Conv2d) else None
 
 def as_read_by(
     model: nn.Module,
@@ -640,21 +720,21 @@ def as_read_by(
     first = next(model.parameters(), None)
     return images if first is None else images.to(first.device, first.dtype)
 
-def _check_images(model, images):
-    "Images have to be a batch (B, C, H, W) with the channels that the model's first convolution reads."
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        raise ValueError(f"Images have to be a tensor (B, C, H, W), not {tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__}.")
-    channels = image_channels(model)
-    if channels in (1, 3) and images.shape[1] in (1, 3) and images.shape[1] != channels:
-        raise ValueError(f"The model reads {channels}-channel images, these have {images.shape[1]}: "
-                         f"{'repeat the grey channel three times (images.expand(-1, 3, -1, -1))' if images.shape[1] == 1 else 'turn them grey first'}.")
-
 # %% ../nbs/foundations/02_steps.ipynb #18384f44
 def _lacks(nodes, grid):
     "Why there are no steps, in words: nothing is added, or what is added is no map of the image any more."
     lost = next((nodes[i] for i, what in judge(nodes, grid)[1].items() if what == "no map"), None)
+    other = next((n for n in nodes if _joins_otherwise(n, nodes)), None)
+    if lost is None and other: return f"has no residual additions (where maps are joined by {other.op}, as in {other.module or 'its own forward'}, write a + b)"
     if lost is None: return "has no residual additions"
     return f"adds only what has no known place in the image ({'x'.join(map(str, lost.shape[1:]))} numbers in {lost.module or 'its own forward'})"
+
+def _joins_otherwise(node, nodes):
+    "Are two maps of one shape brought together by what is a sum in other words?"
+    maps = [nodes[i] for i in set(nodes[node.inputs[0]].inputs if node.op in ("sum", "mean") and nodes[node.inputs[0]].op == "stack" else node.inputs)] if node.inputs else []
+    return node.addition < 0 and node.op in OTHER_SUMS and len(maps) > 1 and len(node.shape) > 2 and all(n.shape == node.shape for n in maps)
+
+OTHER_SUMS = ADD | set("sub sub_ __sub__ lerp lerp_ addcmul addcmul_ sum mean".split())
 
 _found = WeakKeyDictionary()
 
@@ -668,11 +748,15 @@ def find_steps(
     "The residual additions of `model`. Raises `ValueError` if it has none, or if its tokens form no grid."
     return list(_steps_and_additions(unwrap(model), example, grid, modules)[0])
 
+def _settings(module):
+    "The switches and numbers that a module keeps, by which its course may depend; except for its mode."
+    return [v for k, v in module.__dict__.items() if type(v) in (bool, int, float, str) and k != "training"]
+
 def _steps_and_additions(model, example, grid, modules=None):
     "The steps, and the number of additions in a forward pass; found once for each shape of image."
-    _check_images(model, example)
+    _check_images(example)
     if grid is not None and (not isinstance(grid, (tuple, list)) or len(grid) != 2): raise ValueError(f"grid has to be (height, width), not {grid!r}.")
-    structure = tuple((type(m), id(m.__dict__.get("forward"))) for m in _modules(model))
+    structure = tuple((type(m), id(m.__dict__.get("forward")), *_settings(m)) for m in _modules(model))
     patterns = (modules,) if isinstance(modules, str) else modules and tuple(modules)
     key = (structure, tuple(example.shape[1:]), grid and tuple(grid), patterns)
     if key not in (cache := _found.setdefault(model, {})):
@@ -680,6 +764,8 @@ def _steps_and_additions(model, example, grid, modules=None):
         steps = _named_steps(nodes, patterns, grid) if patterns else [step for step, _ in branches(nodes, grid)]
         if patterns and not steps: raise ValueError(f"No module of {type(model).__name__} named {' or '.join(patterns)} returns a feature map: see model.named_modules() for the names.")
         if not steps: raise ValueError(f"{type(model).__name__} {_lacks(nodes, grid)}, so it has no steps to measure; what its modules return can be read by name, as with modules=\"features.*\".")
+        if grid and tuple(grid) not in (grids := sorted({s.shape[1:] for s in steps})):
+            raise ValueError(f"grid={tuple(grid)} is that of no step: the maps of {type(model).__name__} show their own, {' and '.join(f'{h} x {w}' for h, w in grids)}; leave grid out.")
         cache.clear()
         cache[key] = steps, additions
     return cache[key]
@@ -708,7 +794,7 @@ class _Watch(TorchFunctionMode):
             return result
         step, self.count = self.steps.get(self.count), self.count + 1
         if not step: return function(*args, **kwargs)
-        if _tensors((args, kwargs))[0].shape[1:] != step.layout.shape: raise RuntimeError(CHANGED_COURSE)
+        if not step.layout.fits(_tensors((args, kwargs))[0]): raise RuntimeError(CHANGED_COURSE)
         return self.join(self, step, function, args, kwargs)
 
     def finish(self, result):
@@ -717,9 +803,9 @@ class _Watch(TorchFunctionMode):
         then(result)
 
 # %% ../nbs/foundations/02_steps.ipynb #1773d2b2
-def _operands(step, args, kwargs):
-    "(stream, branch) of an addition, as the model keeps them."
-    left, right = _tensors((args, kwargs))
+def _operands(step, left, right, alpha=1):
+    "(stream, branch) of the addition `left + alpha * right`, as the model keeps them."
+    if alpha != 1: right = right * alpha
     return (left, right) if step.stream_first else (right, left)
 
 # %% ../nbs/foundations/02_steps.ipynb #38d51960
@@ -729,7 +815,8 @@ def _module_results(model, steps, show):
     left = {s.name: [] for s in steps}
     for s in steps: left[s.name].append(s)
     def returned(name, module, _, result):
-        if not left[name] or result.shape[1:] != left[name][0].layout.shape: raise RuntimeError(CHANGED_COURSE)
+        result = _first_tensor(result)
+        if not left[name] or not left[name][0].layout.fits(result): raise RuntimeError(CHANGED_COURSE)
         show(left[name].pop(0), None, None, result)
     hooks = [model.get_submodule(name).register_forward_hook(partial(returned, name)) for name in left]
     try: yield
@@ -748,7 +835,7 @@ def _add_aside(add, args, kwargs):
         kept = changed.clone()
         return add(*args, **kwargs), (kept, other)
     kept = changed.detach()
-    changed.data = torch.add(kept, other)
+    changed.data = torch.add(kept, other, alpha=kwargs.get("alpha", 1))
     return changed, (kept, other)
 
 def observe(
@@ -768,9 +855,9 @@ def observe(
         with torch._C.DisableTorchFunction(): visit(step, *(maps if raw else (None if x is None else step.layout.map(x) for x in maps)))
 
     def join(watch, step, add, args, kwargs):
-        if add.__name__ in IN_PLACE: total, operands = _add_aside(add, args, kwargs)
-        else: total, operands = add(*args, **kwargs), _tensors((args, kwargs))
-        stream, branch = operands if step.stream_first else reversed(operands)
+        if add.__name__ in IN_PLACE: total, terms = _add_aside(add, args, kwargs)
+        else: total, terms = add(*args, **kwargs), _tensors((args, kwargs))
+        stream, branch = _operands(step, *terms, kwargs.get("alpha", 1))
         if step.activation: watch.waiting = step.activation, total, partial(show, step, stream, branch)
         else: show(step, stream, branch, total)
         return total
@@ -817,7 +904,7 @@ def _begin(watch, changes, grid, model, args, kwargs):
 
 def _change(changes, watch, step, add, args, kwargs):
     "The changed sum, put where the model expects it. The addition is done all the same, for other watches to count."
-    stream, branch = _operands(step, args, kwargs)
+    stream, branch = _operands(step, *_tensors((args, kwargs)), kwargs.get("alpha", 1))
     change = changes[step.index]
     with torch._C.DisableTorchFunction(): total = CHANGES.get(change, change)(step, stream, branch)
     if getattr(total, "shape", None) != stream.shape:
