@@ -12,6 +12,6 @@ __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = _attach(
     "howvits",
-    submodules=["architectures", "attention", "chapters", "claims", "coverage", "data", "evaluation", "fourier", "hessian", "inductive_bias", "landscape", "models", "plots", "record", "steps", "sweep", "terminal", "training", "zoo"],
+    submodules=["architectures", "attention", "chapters", "claims", "coverage", "data", "evaluation", "fourier", "hessian", "inductive_bias", "landscape", "losses", "models", "plots", "record", "steps", "sweep", "terminal", "training", "zoo"],
     submod_attrs={"data": ["load_dataset"], "models": ["create_model", "list_models"]},
 )

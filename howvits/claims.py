@@ -90,8 +90,8 @@ class Component:
 
 
     def select(self, table: pd.DataFrame) -> pd.DataFrame:
-        "The rows of `table` that it compares, with every condition written out."
-        return pd.concat([cell.select(table).assign(**{name: value for name, value in (cell.standard | cell.where).items() if value is not None}) for cell in self.cells], ignore_index=True)
+        "The rows of `table` that it compares."
+        return pd.concat([cell.select(table) for cell in self.cells], ignore_index=True)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from tqdm import tqdm
 
-from .hessian import checked_batches, curved_parameters, filter_norms, soft_nll, split_like
+from .losses import batch_norms, checked_batches, curved_parameters, filter_norms, soft_nll, split_like
 from .plots import line_style
 from .steps import evaluation_mode, logits_of, unwrap
 
@@ -69,7 +69,7 @@ def recalculated_statistics(
     batches: list[Tensor],  # of images (B, 3, H, W)
 ) -> dict[str, Tensor]:  # buffers, by name
     "What the running statistics of all batch normalisations would be, had they seen these batches only: the mean of the batches' own."
-    norms = {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats}
+    norms = batch_norms(model)
     fresh = {f"{name}.{key}": torch.zeros_like(value) for name, m in norms.items() for key, value in m.named_buffers(recurse=False)}
     momenta = {m: m.momentum for m in norms.values()}
     try:
@@ -82,7 +82,7 @@ def recalculated_statistics(
 # %% ../nbs/foundations/17_landscape.ipynb #7a58c389
 def measure_surface(
     model: nn.Module,
-    batches: Iterable,  # of (images (B, 3, H, W), targets (B, K) or (B,)): `howvits.hessian.draw_batches`
+    batches: Iterable,  # of (images (B, 3, H, W), targets (B, K) or (B,)): `howvits.losses.draw_batches`
     *,
     radius: float = 1.0,  # from the middle to the edge: at 1, each filter has changed by its own size
     points: int = 21,  # a side; odd, so that the network is one of them

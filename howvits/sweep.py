@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'LARGER', 'CHANGES', 'MODULES', 'Preset', 'set_to', 'multiply', 'set_argument',
            'beyond_standard', 'config_of', 'trials', 'best_rate', 'choose_rate', 'Planned', 'cells_of', 'confounded',
-           'plan', 'snapshot_hashes', 'module_of', 'measured', 'evidence', 'verdicts', 'record_row', 'train_one',
-           'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'snapshots_needed', 'to_measure',
-           'measure_all', 'measure_command', 'measure_one', 'images_of', 'of_this_version', 'Clock', 'to_extend',
-           'still_to_do', 'describe', 'train_all', 'make_parser', 'refused', 'main']
+           'plan', 'snapshot_hashes', 'module_of', 'measured', 'evidence', 'verdicts', 'runs_in_words', 'record_row',
+           'train_one', 'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'snapshots_needed',
+           'to_measure', 'measure_all', 'measure_command', 'measure_one', 'images_of', 'of_this_version', 'Clock',
+           'to_extend', 'still_to_do', 'describe', 'train_all', 'make_parser', 'refused', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -242,7 +242,7 @@ def evidence(
     claims: list[Claim] | None = None,  # default: all
     preset: str = "small",
     folder: Path | None = None,  # of the record
-) -> pd.DataFrame:  # one row per run: model, seed, conditions, error, error_n, nll_train, ..., and the measures
+) -> pd.DataFrame:  # one row per run: model, seed, every condition (as the claims name it), error, error_n, nll_train, ..., and every measure of the claims (empty where there is none)
     "What the record knows about the conditions of some claims."
     claims = list(load_claims().values()) if claims is None else claims
     runs = read_runs(folder)
@@ -252,7 +252,10 @@ def evidence(
     table = table.merge(runs.drop(columns="config"), on="key").merge(measured(runs, folder), on="key", how="left")
     derived = dict(error_n=table["n"], confidence_gap=table["confidence"] - (1 - table["error"]))
     if {"ape_early", "ape_late"} <= set(table): derived["ape_growth"] = table["ape_late"] / table["ape_early"]
-    return table.assign(**derived)
+    table, components = table.assign(**derived), [c for claim in claims for c in claim.components]
+    absent = {c.measure for c in components} - set(table)
+    standard = {name: value for c in components for cell in c.cells for name, value in cell.standard.items() if name in CHANGES and value is not None}
+    return table.reindex(columns=[*table, *sorted(absent | (standard.keys() - set(table)))]).fillna(standard)
 
 
 def verdicts(
@@ -264,6 +267,18 @@ def verdicts(
     claims = [claim for claim in load_claims().values() if chapter in (None, claim.chapter)]
     runs = evidence(claims, preset, folder)
     return {claim.id: verdict(claim, runs) for claim in claims}
+
+
+def runs_in_words(
+    rows: pd.DataFrame,  # of `evidence`; a run may stand there twice
+    preset: str = "small",
+) -> str:
+    "What a figure's caption says of its runs."
+    recipe, rows = PRESETS[preset].recipe, rows.drop_duplicates("key")
+    seeds = rows.groupby(["model", *(c for c in CHANGES if c in rows)], dropna=False).size()
+    each = "no" if not len(seeds) else f"{seeds.max()}" if seeds.min() == seeds.max() else f"{seeds.min()} to {seeds.max()}"
+    data, devices = DATASETS[recipe["dataset"]], ", ".join(sorted(set(rows["device"].astype(str)))) or "no device yet"
+    return f"{len(rows):,} training runs of the {preset} preset, {each} seeds for a condition ({data.counts['train']:,} images of {data.title}, {recipe['epochs']:g} epochs unless varied; trained on {devices})"
 
 # %% ../nbs/foundations/12_sweep.ipynb #7a3bf5db
 def record_row(run: Run) -> dict:  # a value for each of `howvits.record.COLUMNS`

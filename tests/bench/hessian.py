@@ -16,7 +16,8 @@ from timing import in_turn
 
 from howvits.data import load_dataset
 from howvits.evaluation import keep_memory
-from howvits.hessian import HessianProduct, curved_parameters, draw_batches, l2_term, lanczos, measure_spectrum, soft_nll, twice_differentiable
+from howvits.hessian import HessianProduct, lanczos, measure_spectrum, twice_differentiable
+from howvits.losses import curved_parameters, draw_batches, l2_term, soft_nll
 from howvits.models import create_model
 from howvits.training import RunConfig
 

@@ -16,7 +16,7 @@ from timing import in_turn
 
 from howvits.data import load_dataset
 from howvits.evaluation import keep_memory
-from howvits.hessian import curved_parameters, draw_batches, soft_nll
+from howvits.losses import curved_parameters, draw_batches, soft_nll
 from howvits.landscape import filter_direction, measure_surface
 from howvits.models import create_model
 from howvits.steps import evaluation_mode

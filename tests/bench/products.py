@@ -14,7 +14,8 @@ from torch.func import functional_call, grad, jvp
 
 from howvits.data import load_dataset
 from howvits.evaluation import keep_memory
-from howvits.hessian import HessianProduct, curved_parameters, draw_batches, soft_nll, split_like, twice_differentiable
+from howvits.hessian import HessianProduct, twice_differentiable
+from howvits.losses import curved_parameters, draw_batches, soft_nll, split_like
 from howvits.models import create_model
 from howvits.training import RunConfig
 
