@@ -253,9 +253,9 @@ def evidence(
     derived = dict(error_n=table["n"], confidence_gap=table["confidence"] - (1 - table["error"]))
     if {"ape_early", "ape_late"} <= set(table): derived["ape_growth"] = table["ape_late"] / table["ape_early"]
     table, components = table.assign(**derived), [c for claim in claims for c in claim.components]
-    absent = {c.measure for c in components} - set(table)
-    standard = {name: value for c in components for cell in c.cells for name, value in cell.standard.items() if name in CHANGES and value is not None}
-    return table.reindex(columns=[*table, *sorted(absent | (standard.keys() - set(table)))]).fillna(standard)
+    standard = {name: value for c in components for cell in c.cells for name, value in cell.standard.items() if name in CHANGES}
+    absent = (standard.keys() | {c.measure for c in components}) - set(table)
+    return table.reindex(columns=[*table, *sorted(absent)]).fillna({name: value for name, value in standard.items() if value is not None})
 
 
 def verdicts(
