@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from conftest import ROOT, run_chapter
+from torch import nn
 
+from howvits.fourier import measure_frequency_noise, measure_log_amplitude
 from howvits.sweep import verdicts
 
 CHAPTER = ROOT / "nbs" / "05_fourier.ipynb"
@@ -57,3 +60,24 @@ def test_two_runs_at_once_leave_one_whole_result(tmp_path):
     for run in runs: assert run.communicate()[1] is not None and run.returncode == 0
     record = json.loads((tmp_path / "shared" / "run.json").read_text())
     assert all(hashlib.sha256((tmp_path / "shared" / name).read_bytes()).hexdigest() == digest for name, digest in record["files"].items())
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 48), (3, 33, 33), (1, 31, 40), (3, 7, 5)])
+def test_whole_measurements_on_images_of_any_shape(shape):
+    "Maps and noise on odd sides, oblong images and one channel: all finite, and the axis true."
+    channels, height, width = shape
+    torch.manual_seed(0)
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.branch, self.head = nn.Conv2d(channels, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.stem(x)
+            return self.head((x + self.branch(x)).mean((2, 3)))
+
+    network, data = Network(), [(torch.randn(6, *shape), torch.arange(6) % 4)]
+    maps, noise = measure_log_amplitude(network, data), measure_frequency_noise(network, data, bands=2)
+    assert maps["delta_log_amplitude"].notna().all() and maps["frequency"].max() <= 1
+    assert len(noise) == 2 and noise["accuracy_loss"].between(-1, 1).all()
