@@ -378,6 +378,7 @@ def check_runs(
         started = pd.to_datetime(table["started"], utc=True, format="ISO8601", errors="coerce")
         refused[started < claim.registered] = "older than the claim"
         refused[started.isna()] = "start unknown"
+    if "diverged" in table: refused[table["diverged"].astype(bool)] = "diverged"
     if "trained" in table:
         trained = table["trained"].map(lambda value: {"true": True, "false": False}.get(str(value).lower()))
         if trained.isna().any(): raise ValueError(f"The column trained must say True or False, not {table['trained'][trained.isna()].iloc[0]!r}.")

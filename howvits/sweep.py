@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'LARGER', 'CHANGES', 'MODULES', 'Preset', 'set_to', 'multiply', 'set_argument',
            'beyond_standard', 'config_of', 'trials', 'best_rate', 'choose_rate', 'Planned', 'cells_of', 'confounded',
-           'plan', 'snapshot_hashes', 'module_of', 'measured', 'evidence', 'verdicts', 'runs_in_words', 'record_row',
+           'plan', 'images_of', 'of_this_version', 'snapshot_hashes', 'module_of', 'checked_runs', 'contradictions',
+           'canonical_args', 'count_parameters', 'measured', 'evidence', 'verdicts', 'runs_in_words', 'record_row',
            'train_one', 'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'snapshots_needed',
-           'to_measure', 'measure_all', 'measure_command', 'measure_one', 'images_of', 'of_this_version', 'Clock',
-           'to_extend', 'still_to_do', 'describe', 'train_all', 'make_parser', 'refused', 'main']
+           'to_measure', 'measure_all', 'measure_command', 'measure_one', 'Clock', 'to_extend', 'still_to_do',
+           'describe', 'train_all', 'make_parser', 'refused', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -23,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +39,7 @@ from .data import DATASETS, check_choice, load_dataset
 from .evaluation import keep_memory
 from .models import ZOO, create_model, file_hash, load_checkpoint, save_checkpoint
 from .record import COLUMNS, add_measures, add_run, find_run, kept_path, read_measures, read_runs, record_folder
-from .training import Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder, utc_now
+from .training import Diverged, Run, RunConfig, canonical, fit, from_canonical, measure_throughput, run_folder, utc_now
 
 # %% ../nbs/foundations/12_sweep.ipynb #bd27827d
 @dataclass(frozen=True)
@@ -127,8 +128,10 @@ def trials(
 def best_rate(
     results: dict,  # learning rate: error and nll on the validation split
 ) -> float:
-    "The rate with the lowest error; of equal ones, the lowest NLL."
-    return min(results, key=lambda lr: (results[lr]["error"], results[lr]["nll"]))
+    "The rate with the lowest error; of equal ones, the lowest NLL. Raises `ValueError` if all have diverged."
+    finite = [lr for lr, found in results.items() if pd.notna(found["error"])]
+    if not finite: raise ValueError(f"training diverged at every learning rate that was tried ({', '.join(f'{lr:g}' for lr in results)}): let the preset have smaller ones.")
+    return min(finite, key=lambda lr: (results[lr]["error"], results[lr]["nll"]))
 
 
 def choose_rate(
@@ -139,7 +142,8 @@ def choose_rate(
     "What the record's trials say; the preset's own rate where it leaves no choice."
     rows = {config.lr: runs[runs["key"] == config.key] for config in trials(model, preset)}
     if any(len(row) == 0 for row in rows.values()): return None
-    return best_rate({lr: row.iloc[0] for lr, row in rows.items()}) if rows else PRESETS[preset].rates[0]
+    try: return best_rate({lr: row.iloc[0] for lr, row in rows.items()}) if rows else PRESETS[preset].rates[0]
+    except ValueError as e: raise ValueError(f"{model}: {e}") from e
 
 # %% ../nbs/foundations/12_sweep.ipynb #cf8717b2
 @dataclass(frozen=True)
@@ -205,6 +209,21 @@ def plan(
     return sorted(planned, key=lambda p: "trial at lr" not in p.where), impossible
 
 # %% ../nbs/foundations/12_sweep.ipynb #75c1f7ae
+def images_of(config: RunConfig) -> float:
+    "The number of images that a run will see."
+    return config.images or config.epochs * DATASETS[config.dataset].counts["train"] * (0.9 if config.split == "fit" else 1) * (config.subset or 1)
+
+
+def of_this_version(
+    runs: pd.DataFrame,  # the record
+) -> pd.Series:  # of bool
+    "Which runs were made by this version of the recipe. Others keep their rows, and are no evidence here."
+    def readable(text):
+        try: return bool(from_canonical(text))
+        except ValueError: return False
+    return runs["config"].map(readable).astype(bool)
+
+
 def snapshot_hashes(runs: pd.DataFrame) -> dict[tuple[str, str], str]:  # (key, snapshot): SHA-256
     "The hashes of the weights that the recorded runs have left."
     return {(key, name): digest for key, snapshots in zip(runs["key"], runs["snapshots"]) for name, digest in json.loads(snapshots).items()}
@@ -220,6 +239,39 @@ def module_of(
     name = f"howvits.{MODULES.get(chapter, chapter.partition('_')[2])}"
     module = import_module(name) if chapter.partition("_")[2] and find_spec(name) else None
     return module if hasattr(module, "measure_run") else None
+
+
+def checked_runs(
+    folder: Path | None = None,  # of the record
+) -> pd.DataFrame:
+    "The record, each row of this version of the recipe also compared with what its configuration decides. Raises `ValueError`."
+    runs = read_runs(folder)
+    for row in runs[of_this_version(runs)].to_dict("records"):
+        for name, wrong in contradictions(from_canonical(row["config"]), row): raise ValueError(f"the record's run {row['key']} has {name} {row[name]}, and its configuration makes {wrong}: restore book/runs/runs.csv, as by `git checkout`.")
+    return runs
+
+
+def contradictions(
+    config: RunConfig,
+    row: dict,  # of the record
+):  # iterator of (column, what it would have to be)
+    "Where a row says what a run of this configuration cannot have said; for data whose size is known beforehand."
+    if (parameters := count_parameters(config.model, canonical_args(config), DATASETS[config.dataset].num_classes)) != row["parameters"]: yield "parameters", parameters
+    counts = DATASETS[config.dataset].counts
+    if not counts: return
+    images = round(images_of(config) / config.batch_size) * config.batch_size
+    if row["n"] and abs(row["images_seen"] - images) > config.batch_size or row["images_seen"] > images + config.batch_size: yield "images_seen", f"about {images:,}"
+    held_out = counts["test"] if config.split == "train" else counts["train"] // 10
+    if row["n"] not in (0, held_out): yield "n", held_out
+
+
+def canonical_args(config: RunConfig) -> str: return json.dumps(config.model_args, sort_keys=True)
+
+
+@cache
+def count_parameters(model: str, args: str, num_classes: int) -> int:
+    "The size of a network, without making its weights. `args`: further arguments, as JSON."
+    with torch.device("meta"): return sum(p.numel() for p in create_model(model, num_classes=num_classes, **json.loads(args)).parameters())
 
 
 def measured(
@@ -245,17 +297,18 @@ def evidence(
 ) -> pd.DataFrame:  # one row per run: model, seed, every condition (as the claims name it), error, error_n, nll_train, ..., and every measure of the claims (empty where there is none)
     "What the record knows about the conditions of some claims."
     claims = list(load_claims().values()) if claims is None else claims
-    runs = read_runs(folder)
+    runs = checked_runs(folder)
     planned, _ = plan(claims, runs, preset, extended={claim.id for claim in claims})
     rows = [{**p.where, "seed": p.seed, "key": p.config.key} for p in planned if p.config and "trial at lr" not in p.where]
     table = pd.DataFrame(rows, columns=None if rows else ["model", "seed", "key"])
     table = table.merge(runs.drop(columns="config"), on="key").merge(measured(runs, folder), on="key", how="left")
-    derived = dict(error_n=table["n"], confidence_gap=table["confidence"] - (1 - table["error"]))
+    derived = dict(error_n=table["n"], diverged=table["n"] == 0, confidence_gap=table["confidence"] - (1 - table["error"]))
     if {"ape_early", "ape_late"} <= set(table): derived["ape_growth"] = table["ape_late"] / table["ape_early"]
     table, components = table.assign(**derived), [c for claim in claims for c in claim.components]
     standard = {name: value for c in components for cell in c.cells for name, value in cell.standard.items() if name in CHANGES}
     absent = (standard.keys() | {c.measure for c in components}) - set(table)
-    return table.reindex(columns=[*table, *sorted(absent)]).fillna({name: value for name, value in standard.items() if value is not None})
+    table = table.reindex(columns=[*table, *sorted(absent)]).astype(dict.fromkeys(absent & standard.keys(), object))
+    return table.fillna({name: value for name, value in standard.items() if value is not None})
 
 
 def verdicts(
@@ -373,7 +426,8 @@ def weights_of(
     folder: Path | None = None,  # of the record
 ) -> Path | None:
     "The weights of a recorded run: the record's own, or the cache's; None if neither has the very ones that the row is about."
-    config, wanted = from_canonical(row["config"]), json.loads(row["snapshots"])[snapshot]
+    config, wanted = from_canonical(row["config"]), json.loads(row["snapshots"]).get(snapshot)
+    if wanted is None: return None
     kept, cached = kept_path(config.key, snapshot, folder), run_folder(config) / f"{snapshot}.safetensors"
     if kept_source(kept) == wanted: return kept
     return cached if cached.is_file() and file_hash(cached) == wanted else None
@@ -408,7 +462,7 @@ def to_measure(
     rows, hashes = {row["key"]: row for row in runs.to_dict("records")}, snapshot_hashes(runs)
     done = set(known["checkpoint"][known["version"] == module.MEASUREMENT])
     for p, snapshot in snapshots_needed(module.SNAPSHOTS, preset, folder):
-        if hashes[p.config.key, snapshot] in done: continue
+        if (p.config.key, snapshot) not in hashes or hashes[p.config.key, snapshot] in done: continue  # the run diverged; or it is measured
         path = weights_of(rows[p.config.key], snapshot, folder)
         if path is None: lost.append(f"{p}, {snapshot}")
         else: work.append((chapter, p.config, snapshot, path, hashes[p.config.key, snapshot]))
@@ -457,21 +511,6 @@ def measure_one(
     return [common | {"measure": name, "value": value} for name, value in values.items()]
 
 # %% ../nbs/foundations/12_sweep.ipynb #9effc87c
-def images_of(config: RunConfig) -> float:
-    "The number of images that a run will see."
-    return config.images or config.epochs * DATASETS[config.dataset].counts["train"] * (0.9 if config.split == "fit" else 1) * (config.subset or 1)
-
-
-def of_this_version(
-    runs: pd.DataFrame,  # the record
-) -> pd.Series:  # of bool
-    "Which runs were made by this version of the recipe. Others keep their rows, and are no evidence here."
-    def readable(text):
-        try: return bool(from_canonical(text))
-        except ValueError: return False
-    return runs["config"].map(readable).astype(bool)
-
-
 def _alike(config): return config.model, tuple(sorted(config.model_args.items())), config.dataset, config.precision, config.augment
 
 
@@ -511,7 +550,7 @@ def still_to_do(
     runs = read_runs(folder)
     planned, impossible = plan(claims, runs, preset, to_extend(claims, preset, folder))
     rows = {row["key"]: row for row in runs.to_dict("records")}
-    known = {p.config.key for p in planned if p.config and (row := rows.get(p.config.key)) and (not again or weights_of(row, folder=folder))}
+    known = {p.config.key for p in planned if p.config and (row := rows.get(p.config.key)) and (not again or not row["n"] or weights_of(row, folder=folder))}
     first = {}  # of those that come to the same run
     for p in planned: first.setdefault(p.config and p.config.key or str(p), p)
     return [p for p in first.values() if p.config and p.config.key not in known], [p for p in first.values() if not p.config], impossible
@@ -543,10 +582,14 @@ def train_all(
         for done, (config, row) in enumerate(train([p.config for p in planned]), start=1):
             run = by_key[config.key]
             try:
-                if isinstance(row, BaseException): raise row
-                if is_kept(run): keep(row, folder)  # first: a run that is recorded is not trained again
-                if not add_run(row, folder) and find_run(config.key, folder)["snapshots"] != row["snapshots"]:
-                    raise ValueError("it was recorded before, and came out otherwise this time: the record stays as it is, and these weights are none of its.")
+                if isinstance(row, Diverged) and row.row:
+                    add_run(row.row, folder)
+                    bar.write(f"{run} diverged, and is recorded so: {row}")
+                elif isinstance(row, BaseException): raise row
+                else:
+                    if is_kept(run): keep(row, folder)  # first: a run that is recorded is not trained again
+                    if not add_run(row, folder) and find_run(config.key, folder)["snapshots"] != row["snapshots"]:
+                        raise ValueError("it was recorded before, and came out otherwise this time: the record stays as it is, and these weights are none of its.")
             except Exception as error: failed[str(run)] = error
             bar.update(clock.seconds(config) / jobs)
             end = datetime.now() + timedelta(seconds=max(0, bar.total - bar.n) * bar.format_dict["elapsed"] / max(bar.n, 1e-9))
@@ -575,8 +618,11 @@ def refused(
 ) -> list[str]:  # a sentence for each claim that has some
     "Recorded runs that may not count for a claim."
     runs = evidence(claims, preset)
-    counts = {claim.id: (missing_runs(claim, runs)["why"] == "older than the claim").sum() for claim in claims}
-    return [f"{i}: {n} values come from runs that are older than the claim, and do not count; another run of the same key cannot be recorded." for i, n in counts.items() if n]
+    missing = {claim.id: missing_runs(claim, runs) for claim in claims}
+    older = {i: (table["why"] == "older than the claim").sum() for i, table in missing.items()}
+    diverged = {i: [f"{row.cell}, seed {row.seed}" for row in table[table["why"] == "diverged"].drop_duplicates(["cell", "seed"]).itertuples()] for i, table in missing.items()}
+    return ([f"{i}: {n} values come from runs that are older than the claim, and do not count; another run of the same key cannot be recorded." for i, n in older.items() if n]
+            + [f"{i}: {len(runs)} of its runs diverged ({'; '.join(runs)}), so it stays without a verdict." for i, runs in diverged.items() if runs])
 
 
 def main(arguments: list[str] | None = None) -> int:  # exit status

@@ -8,10 +8,11 @@ __all__ = ['REAL', 'CHOICES', 'RECIPE', 'REMEDY', 'METRICS', 'RunConfig', 'check
            'make_schedule', 'StepBatches', 'leave_signals', 'read_ahead', 'processes', 'from_first',
            'mean_over_processes', 'DrawsOfPart', 'draws_of_part', 'has_batch_norm', 'check_parts', 'check_compiler',
            'Trainer', 'count_steps', 'utc_now', 'source_commit', 'Float32Attention', 'soft_loss', 'backward',
-           'sharpness_aware', 'train_step', 'write_bytes', 'run_folder', 'save_state', 'load_state', 'snapshot_steps',
-           'save_snapshot', 'check_snapshots', 'measure_nll_train', 'Run', 'load_run', 'recorded_run', 'finish',
-           'held_interrupts', 'train', 'only_one', 'claim_folder', 'fit', 'measure_throughput', 'measure_loader',
-           'read_field', 'process_group', 'make_parser', 'main']
+           'sharpness_aware', 'Diverged', 'train_step', 'write_bytes', 'run_folder', 'save_state', 'load_state',
+           'snapshot_steps', 'save_snapshot', 'check_snapshots', 'measure_nll_train', 'Run', 'load_run', 'recorded_run',
+           'work_done', 'circumstances', 'diverged_row', 'finish', 'held_interrupts', 'train', 'only_one',
+           'claim_folder', 'fit', 'measure_throughput', 'measure_loader', 'read_field', 'process_group', 'make_parser',
+           'main']
 
 # %% ../nbs/foundations/03_training.ipynb #01566a38
 import argparse
@@ -469,8 +470,13 @@ def sharpness_aware(
         for t, before in kept: t.copy_(before)
 
 # %% ../nbs/foundations/03_training.ipynb #e2972585
+class Diverged(FloatingPointError):
+    "The loss of a run is not finite. `row`: what the record is to say of it."
+    row = None
+
+
 def train_step(trainer: Trainer):
-    "Do one step of the run and count it. Raises `FloatingPointError` when the loss is not finite."
+    "Do one step of the run and count it. Raises `Diverged` when the loss is not finite."
     config, step, start = trainer.config, trainer.step, time.perf_counter()
     seed_everything(config.seed, step)
     trainer.schedule.step_update(step)
@@ -479,8 +485,9 @@ def train_step(trainer: Trainer):
     loss = mean_over_processes(backward(trainer, images, targets), trainer.device)
     trainer.losses[step] = loss
     if not trainer.losses[step].isfinite():
-        raise FloatingPointError(f"the loss of {config.model} became {loss} at step {step} of {trainer.steps}: "
-                                 f"lower the learning rate (now {config.lr:g}), or set clip_grad.")
+        trainer.seconds += time.perf_counter() - start
+        raise Diverged(f"the loss of {config.model} became {loss} at step {step} of {trainer.steps}: "
+                       f"lower the learning rate (now {config.lr:g}), or set clip_grad.")
     if config.sam: sharpness_aware(trainer, images, targets)
     if config.clip_grad:
         nn.utils.clip_grad_norm_(trainer.model.parameters(), config.clip_grad)
@@ -616,24 +623,34 @@ def recorded_run(
     return Run(config, metrics, snapshots.get("late"), snapshots, row["seconds"], None, row | {name: json.loads(row[name]) for name in ("versions", "snapshots")})
 
 # %% ../nbs/foundations/03_training.ipynb #4bdbb336
+def work_done(trainer: Trainer, steps: int) -> dict:
+    "Size of the network, length of the run so far, and speed."
+    images = steps * trainer.config.batch_size
+    return dict(parameters=sum(p.numel() for p in trainer.model.parameters()), images_seen=images, images_per_second=images / trainer.seconds)
+
+
+def circumstances(trainer: Trainer) -> dict:
+    "When, where, by how many threads and from which sources a run was made."
+    return dict(seconds=trainer.seconds, started=trainer.started, finished=utc_now(), device=str(trainer.device), threads=torch.get_num_threads(), commit=trainer.commit)
+
+
+def diverged_row(trainer: Trainer) -> dict:  # of the record
+    "A run whose loss is not finite, as the record has it: no metrics, evaluated on no images, no weights."
+    config = trainer.config
+    return dict(key=config.key, config=canonical(config), evaluated_on={"train": "test", "fit": "val"}[config.split], n=0, snapshots="{}", **dict.fromkeys(("error", "nll", "ece", "confidence", "nll_train")),
+                versions=json.dumps({"torch": torch.__version__, "timm": timm.__version__}), **work_done(trainer, trainer.step + 1), **circumstances(trainer))
+
+
 def finish(trainer: Trainer, folder: Path):
     "Evaluate a trained network, and write losses and record."
     config, model = trainer.config, trainer.model
     held_out = {"train": "test", "fit": "val"}[config.split]
     data = load_dataset(config.dataset, held_out)
-    metrics = dict(
-        evaluated_on=held_out,
-        **evaluate(model, data),
-        nll_train=measure_nll_train(model, config, trainer.data),
-        parameters=sum(p.numel() for p in model.parameters()),
-        images_seen=trainer.steps * config.batch_size,
-        images_per_second=trainer.steps * config.batch_size / trainer.seconds,
-    )
+    metrics = dict(evaluated_on=held_out, **evaluate(model, data), nll_train=measure_nll_train(model, config, trainer.data), **work_done(trainer, trainer.steps))
     write_bytes(folder / "losses.safetensors", serialise({"loss": trainer.losses}))
     digests = {name: file_hash(folder / f"{name}.safetensors") for name in snapshot_steps(config, trainer.steps)}
-    record = dict(key=config.key, config=asdict(config), metrics=metrics, snapshots=digests, seconds=trainer.seconds, data=trainer.data.name,
-                  note=trainer.data.note, started=trainer.started, finished=utc_now(), commit=trainer.commit, device=str(trainer.device), processes=processes()[1],
-                  accumulate=trainer.accumulate, compiled=trainer.compiled, threads=torch.get_num_threads(), versions={"torch": torch.__version__, "timm": timm.__version__})
+    record = dict(key=config.key, config=asdict(config), metrics=metrics, snapshots=digests, data=trainer.data.name, note=trainer.data.note, processes=processes()[1],
+                  accumulate=trainer.accumulate, compiled=trainer.compiled, versions={"torch": torch.__version__, "timm": timm.__version__}, **circumstances(trainer))
     write_bytes(folder / "run.json", json.dumps(record, indent=1).encode())
 
 # %% ../nbs/foundations/03_training.ipynb #3ab42b42
@@ -724,13 +741,14 @@ def fit(
     workers: int = 0,  # processes that draw batches ahead of time
     again: bool = False,  # do not ask the record: train what the cache lacks, to have the weights or to see whether it comes out the same
 ) -> Run:
-    "The run of a configuration: from the cache or the record if it is finished, else resumed or trained. Raises `OSError` if the cache cannot be written."
+    "The run of a configuration: from the cache or the record if it is finished, else resumed or trained. Raises `OSError` if the cache cannot be written, `Diverged` if the loss is not finite, now or as recorded."
     data = load_dataset(config.dataset, config.split, subset=config.subset, augment=config.augment, seed=config.seed)
     config = replace(config, dataset=data.name)  # what was really found
     folder, first = run_folder(config, cache), processes()[0] == 0
     if not again and not from_first((folder / "run.json").exists) and (row := from_first(lambda: find_run(config.key))):
         if row["config"] != canonical(config):
             raise ValueError(f"the record has another configuration under the key {config.key}: change the seed.")
+        if not row["n"]: raise Diverged(f"the record has it that the loss of this run of {config.model} was not finite after {row['images_seen']:,} images: lower the learning rate (now {config.lr:g}), or set clip_grad.")
         return recorded_run(config, row)
     if first:
         claim_folder(config, folder)
@@ -742,7 +760,10 @@ def fit(
             if from_first((folder / "state.pt").exists):
                 load_state(trainer, folder / "state.pt")
                 check_snapshots(trainer, folder)
-            train(trainer, folder, save_every, progress)
+            try: train(trainer, folder, save_every, progress)
+            except Diverged as error:
+                error.row = diverged_row(trainer)
+                raise
             if first:
                 finish(trainer, folder)
                 (folder / "state.pt").unlink()

@@ -20,7 +20,7 @@ def row(seed):
     config = json.dumps({"epochs": 5.0, "model": "vit", "recipe": 0, "seed": seed}, sort_keys=True, separators=(",", ":"))
     return dict(key=key_of(config), config=config, evaluated_on="test", error=0.25, n=2000, nll=0.7, ece=0.02, confidence=0.7, nll_train=0.9, parameters=300_000,
                 images_seen=50_000, images_per_second=400.0, seconds=125.0, started="2020-01-01T00:00:00+00:00", finished="2020-01-01T00:03:00+00:00",
-                device="cpu", threads=1, versions='{"torch":"2"}', commit="abc", snapshots=json.dumps({"late": "0" * 64}))
+                device="cpu", threads=1, versions='{"torch":"2"}', commit="a" * 40, snapshots=json.dumps({"late": "0" * 64}))
 """
 exec(ROW)  # the same rows here and in the writers' processes
 

@@ -13,16 +13,17 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from howvits import training
-from howvits.claims import load_claims
+from howvits.claims import find_claim, load_claims
 from howvits.data import DATASETS, ImageDataset
 from howvits.models import ZOO, create_model
-from howvits.record import add_measures, add_run, read_runs
-from howvits.sweep import PRESETS, Clock, Planned, beyond_standard, cells_of, config_of, in_processes, keep, main, measured, plan, still_to_do, train_all, train_one, verdicts, weights_of
-from howvits.training import RunConfig, Trainer, canonical, fit, train_step
+from howvits.record import COLUMNS, add_measures, add_run, read_runs
+from howvits.sweep import PRESETS, Clock, Planned, beyond_standard, cells_of, choose_rate, config_of, in_processes, keep, main, measured, plan, refused, still_to_do, train_all, train_one, verdicts, weights_of
+from howvits.training import Diverged, RunConfig, Trainer, canonical, fit, train_step
 
 TINY = RunConfig("vit", dict(embed_dim=16, depth=1, num_heads=2), "fashion_mnist_mini", subset=0.02, augment="weak", mixup=0.0, cutmix=0.0, images=192)
 
@@ -45,10 +46,67 @@ def clock():
 
 
 def test_failed_runs_are_named_and_the_others_recorded(places):
-    good, bad = [replace(TINY, seed=seed) for seed in range(2)], replace(TINY, lr=1e12, clip_grad=None)
+    good, bad = [replace(TINY, seed=seed) for seed in range(2)], replace(TINY, model_args=dict(embed_dim=15, depth=1, num_heads=2))
     failed = train_all(planned([bad, *good]), partial(in_processes, jobs=2), clock(), 2)
-    assert list(failed) == [f"vit, subset 0.02, lr {1e12}, seed 0"] and "lower the learning rate" in str(*failed.values())
+    assert len(failed) == 1 and "divisible" in str(*failed.values())
     assert sorted(read_runs()["key"]) == sorted(config.key for config in good)
+
+
+def test_a_run_that_diverges_is_recorded_and_not_tried_again(places, capsys):
+    bad = replace(TINY, lr=1e12, clip_grad=None, warmup=0.0)
+    assert train_all(planned([bad]), partial(in_processes, jobs=1), clock(), 1) == {}
+    assert "diverged, and is recorded so: the loss of vit became" in capsys.readouterr().out
+    row, = read_runs().to_dict("records")
+    assert row["n"] == 0 and np.isnan(row["error"]) and row["snapshots"] == "{}" and 0 < row["images_seen"] <= 192
+    with pytest.raises(Diverged, match=f"the loss of this run of vit was not finite after {row['images_seen']} images"): fit(bad, progress=False)
+    assert weights_of(row) is None and not len(measured(read_runs()))
+    assert train_all(planned([TINY]), partial(in_processes, jobs=1), clock(), 1) == {}
+    assert read_runs()["n"].tolist() == [0, 2000] and read_runs()["n"].dtype.kind == "i"  # others keep their numbers as they are
+
+
+def spoilt(folder, where, change):
+    "The book's record in a place of its own, with some rows changed. `where`: condition of the claims table, and seed; `change`: of a row."
+    keys = {p.config.key for p in plan(list(load_claims().values()), read_runs())[0] if p.config and (p.where, p.seed) in where}
+    rows = [change(row) if row["key"] in keys else row for row in read_runs().to_dict("records")]
+    pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(folder / "runs.csv", index=False)
+    assert keys
+    return folder
+
+
+def diverge(row): return row | dict.fromkeys(("error", "nll", "ece", "confidence", "nll_train")) | {"n": 0, "snapshots": "{}"}
+
+
+def test_a_learning_rate_that_diverged_is_not_chosen(tmp_path):
+    rates, best = PRESETS["small"].rates, choose_rate("vit", read_runs())
+    folder = spoilt(tmp_path, [({"model": "vit", "trial at lr": best}, 0)], diverge)
+    assert choose_rate("vit", read_runs(folder)) in set(rates) - {best}
+    claims = [find_claim("H1")]
+    assert not [p for p in still_to_do(claims, folder=folder)[0] if "trial at lr" in p.where]
+
+
+def test_a_model_that_diverged_at_every_rate_is_named(tmp_path):
+    folder = spoilt(tmp_path, [({"model": "vit", "trial at lr": rate}, 0) for rate in PRESETS["small"].rates], diverge)
+    now, later, impossible = still_to_do([find_claim("H1")], folder=folder)
+    assert not [p for p in now + later if p.where["model"] == "vit"]
+    assert any(sentence.startswith("vit: training diverged at every learning rate") for sentence in impossible)
+
+
+def test_a_claim_says_which_of_its_runs_diverged(tmp_path, monkeypatch):
+    folder = spoilt(tmp_path, [({"model": "vit"}, 0)], diverge)
+    found = verdicts("02_inductive_bias", folder=folder)["I1"]
+    assert found.overall == "no verdict"
+    assert {(row.cell, row.seed) for row in found.missing.itertuples() if row.why == "diverged"} == {("vit", 0)}
+    assert not [p for p in still_to_do([find_claim("I1")], folder=folder)[0] if (p.where, p.seed) == ({"model": "vit"}, 0)]
+    monkeypatch.setenv("HOWVITS_RECORD", str(folder))
+    assert refused([find_claim("I1")], "small") == ["I1: 1 of its runs diverged (vit, seed 0), so it stays without a verdict."]
+
+
+@pytest.mark.parametrize("column, value", [("parameters", 123_456), ("n", 1000), ("images_seen", 96)])
+def test_a_row_that_contradicts_its_configuration_is_refused(tmp_path, column, value):
+    def edit(row): return row | {"error": 0.25, column: value} | ({"images_per_second": value / row["seconds"]} if column == "images_seen" else {})
+
+    folder = spoilt(tmp_path, [({"model": "vit"}, 0)], edit)
+    with pytest.raises(ValueError, match=f"has {column} {value}, and its configuration makes "): verdicts("02_inductive_bias", folder=folder)
 
 
 def test_weights_of_the_zoos_seeds_are_kept(places):
@@ -70,7 +128,7 @@ def test_weights_of_another_run_are_not_kept(places):
     assert "one folder for all that train" in str(*failed.values())
     assert not len(read_runs()) and not list((places / "record").glob("checkpoints/*"))
     add_run(row)
-    assert weights_of(row) and weights_of(elsewhere) is None
+    assert weights_of(row) and weights_of(tmp_path) is None
     keep(row)
     kept = next((places / "record" / "checkpoints").glob("*-late.json"))
     kept.unlink()
