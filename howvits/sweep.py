@@ -47,7 +47,7 @@ class Preset:
     "What all runs of a plan have in common."
     recipe: dict  # fields of `RunConfig`
     rates: tuple  # learning rates to choose from on the validation split; a single one is taken as it is
-    models: dict = field(default_factory=dict)  # name in the claims table: name in the registry, where they differ
+    models: dict = field(default_factory=dict)  # name in the claims table: name in the registry, where they differ; or that and arguments
     standard: dict = field(default_factory=dict)  # conditions whose standard is another one here than in the claims table
     values: dict = field(default_factory=dict)  # condition: {value in the claims table: value here}, where images of another size ask for others
 
@@ -57,9 +57,11 @@ HEAVY = {name: RunConfig.__dataclass_fields__[name].default for name in LIGHT}  
 PRESETS = {
     "small": Preset(dict(dataset="fashion_mnist_mini", epochs=5.0, warmup=0.05, precision="bfloat16", **LIGHT), rates=(3e-4, 1e-3, 3e-3)),
     "paper": Preset(dict(dataset="cifar100", epochs=300.0), rates=(1.25e-4,), standard=dict(augment="strong", patch=2),
-                    models=dict(resnet="resnet_50", vit="vit_ti", pit="pit_ti", swin="swin_ti", resnext="resnext_50", mixer="mixer_ti", vit_half="vit_half_ti")),
+                    models=dict(resnet="resnet_50", vit="vit_ti", pit="pit_ti", swin="swin_ti", resnext="resnext_50", mixer="mixer_ti", vit_half="vit_half_ti",
+                                 resnet_preact="resnet_preact_50", deepvit="deepvit_ti")),
     "paper-imagenet": Preset(dict(dataset="imagenet", epochs=300.0, batch_size=128), rates=(1.25e-4,), standard=dict(augment="strong"), values=dict(patch={2: 8, 8: 32}),
-                             models=dict(resnet="resnet50", vit="vit_tiny_patch16_224", pit="pit_ti_224", swin="swin_tiny_patch4_window7_224", resnext="resnext50_32x4d", mixer="mixer_s16_224")),
+                             models=dict(resnet="resnet50", vit="vit_tiny_patch16_224", pit="pit_ti_224", swin="swin_tiny_patch4_window7_224", resnext="resnext50_32x4d", mixer="mixer_s16_224",
+                                          resnet_preact="resnetv2_50", vit_half=("vit_half_ti", dict(img_size=224, patch_size=16)), deepvit=("deepvit_ti", dict(img_size=224, patch_size=16)))),
 }
 
 # %% ../nbs/foundations/12_sweep.ipynb #c3429a41
@@ -106,11 +108,12 @@ def config_of(
 ) -> RunConfig:
     "The training run of a condition. Raises `ValueError` for a condition that nothing here can make yet."
     setting = PRESETS[preset]
-    name = setting.models.get(where["model"], where["model"])
+    named = setting.models.get(where["model"], where["model"])
+    name, arguments = (named, {}) if isinstance(named, str) else named
     where = beyond_standard(where, preset)
     unknown = [c for c in where if c not in ("model", *CHANGES)] + [name] * (not timm.is_model(name))
     if unknown: raise ValueError(f"nothing makes {', '.join(unknown)} yet (condition {where}, preset {preset}).")
-    config = RunConfig(name, lr=rate, seed=seed, channels_last="resne" in name, **setting.recipe)
+    config = RunConfig(name, arguments, lr=rate, seed=seed, channels_last="resne" in name, **setting.recipe)
     for condition, value in where.items():
         if condition != "model": config = CHANGES[condition](config, setting.values.get(condition, {}).get(value, value))
     return config

@@ -20,7 +20,7 @@ import torch
 from howvits import training
 from howvits.claims import find_claim, load_claims
 from howvits.data import DATASETS, ImageDataset
-from howvits.models import ZOO, create_model
+from howvits.models import FURTHER, SMALL, VARIED, ZOO, create_model
 from howvits.record import COLUMNS, add_measures, add_run, read_runs
 from howvits.sweep import PRESETS, Clock, Planned, beyond_standard, cells_of, choose_rate, config_of, in_processes, keep, main, measured, plan, refused, still_to_do, train_all, train_one, verdicts, weights_of
 from howvits.training import Diverged, RunConfig, Trainer, canonical, fit, train_step
@@ -266,10 +266,19 @@ def random_images(name, classes):
                         name=name, split="train", note="noise", augment=None)
 
 
-@pytest.mark.parametrize("preset", ["paper", "paper-imagenet"])
-@pytest.mark.parametrize("model", ["resnet", "vit", "pit", "swin", "resnext", "mixer"])
-def test_two_steps_of_every_paper_configuration(preset, model):
-    config = replace(config_of({"model": model}, 0, PRESETS[preset].rates[0], preset), batch_size=2, images=4, epochs=None)
+def paper_configurations():
+    "One run of each kind that the papers' presets plan: network, arguments, and what of the recipe changes a step."
+    kinds = {}
+    for preset in ("paper", "paper-imagenet"):
+        for run in plan(list(load_claims().values()), read_runs(), preset)[0]:
+            config = run.likely
+            kinds.setdefault((preset, config.model, json.dumps(config.model_args, sort_keys=True), config.sam, config.augment), (run, replace(config, batch_size=2, images=4, epochs=None, subset=None)))
+    return [pytest.param(config, id=f"{preset}, {run}") for (preset, *_), (run, config) in kinds.items()]
+
+
+@pytest.mark.parametrize("config", paper_configurations())
+def test_two_steps_of_every_paper_configuration(config):
+    assert config.model not in ZOO + FURTHER + VARIED + SMALL  # these are for small images and small budgets
     trainer = Trainer(config, random_images(config.dataset, DATASETS[config.dataset].num_classes), torch.device("cpu"))
     for _ in range(2): train_step(trainer)
     assert trainer.losses.isfinite().all()
