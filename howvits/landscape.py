@@ -69,7 +69,7 @@ def recalculated_statistics(
     batches: list[Tensor],  # of images (B, 3, H, W)
 ) -> dict[str, Tensor]:  # buffers, by name
     "What the running statistics of all batch normalisations would be, had they seen these batches only: the mean of the batches' own."
-    norms = batch_norms(model)
+    norms = {name: m for name, m in batch_norms(model).items() if m.track_running_stats}
     fresh = {f"{name}.{key}": torch.zeros_like(value) for name, m in norms.items() for key, value in m.named_buffers(recurse=False)}
     momenta = {m: m.momentum for m in norms.values()}
     try:
@@ -176,7 +176,8 @@ def plot_surface_3d(
     if most is not None: table = table.where(table <= most)
     ax.plot_surface(*np.meshgrid(table.columns, table.index), table.to_numpy(), **{"cmap": "viridis", "linewidth": 0.2, "edgecolor": "0.3", "rcount": len(table), "ccount": len(table), **style})
     ax.view_init(elev=25, azim=-60)
-    ax.set(xticks=[], yticks=[], zlim=(None, most))
+    ax.set(xticks=[], yticks=[])
+    if most is not None: ax.set_zlim(top=most)
     return ax
 
 

@@ -100,5 +100,5 @@ def filter_norms(
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:  # by name
-    "The batch normalisations that keep statistics."
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats}
+    "The batch normalisations of a model, of images or of anything else."
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}

@@ -6,10 +6,10 @@
 __all__ = ['LIGHT', 'HEAVY', 'PRESETS', 'LARGER', 'CHANGES', 'MODULES', 'Preset', 'set_to', 'multiply', 'set_argument',
            'beyond_standard', 'config_of', 'trials', 'best_rate', 'choose_rate', 'Planned', 'cells_of', 'confounded',
            'plan', 'images_of', 'of_this_version', 'snapshot_hashes', 'module_of', 'checked_runs', 'contradictions',
-           'canonical_args', 'count_parameters', 'measured', 'evidence', 'verdicts', 'runs_in_words', 'record_row',
-           'train_one', 'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of', 'snapshots_needed',
-           'to_measure', 'measure_all', 'measure_command', 'measure_one', 'Clock', 'to_extend', 'still_to_do',
-           'describe', 'train_all', 'make_parser', 'refused', 'main']
+           'canonical_args', 'count_parameters', 'measured', 'columns_of', 'evidence', 'verdicts', 'runs_in_words',
+           'record_row', 'train_one', 'in_processes', 'on_ray', 'keep', 'kept_source', 'is_kept', 'weights_of',
+           'snapshots_needed', 'to_measure', 'measure_all', 'measure_command', 'measure_one', 'Clock', 'to_extend',
+           'still_to_do', 'describe', 'train_all', 'make_parser', 'refused', 'main']
 
 # %% ../nbs/foundations/12_sweep.ipynb #12e96a8b
 import argparse
@@ -293,11 +293,21 @@ def measured(
     return pd.concat([table, counts]).pivot(index="key", columns="measure", values="value").reset_index()
 
 
+def columns_of(
+    claims: list[Claim],
+) -> dict:  # condition or measure: value
+    "Every condition that something makes, with its standard (NaN: the model's own), and every measure of some claims and their chapters, with NaN."
+    components, modules = [c for claim in claims for c in claim.components], [module_of(chapter) for chapter in dict.fromkeys(claim.chapter for claim in claims)]
+    conditions = {name: float("nan") if value is None else value for c in components for cell in c.cells for name, value in cell.standard.items() if name in CHANGES}
+    measures = [name for c in components for name in (c.measure, c.covariate) if name] + [name for module in modules if module for name in module.SNAPSHOTS]
+    return conditions | dict.fromkeys(measures, float("nan"))
+
+
 def evidence(
     claims: list[Claim] | None = None,  # default: all
     preset: str = "small",
     folder: Path | None = None,  # of the record
-) -> pd.DataFrame:  # one row per run: model, seed, every condition (as the claims name it), error, error_n, nll_train, ..., and every measure of the claims (empty where there is none)
+) -> pd.DataFrame:  # one row per run: model, seed, every condition, error, error_n, nll_train, ..., and every measure (empty where it is not measured)
     "What the record knows about the conditions of some claims."
     claims = list(load_claims().values()) if claims is None else claims
     runs = checked_runs(folder)
@@ -307,11 +317,8 @@ def evidence(
     table = table.merge(runs.drop(columns="config"), on="key").merge(measured(runs, folder), on="key", how="left")
     derived = dict(error_n=table["n"], diverged=table["n"] == 0, confidence_gap=table["confidence"] - (1 - table["error"]))
     if {"ape_early", "ape_late"} <= set(table): derived["ape_growth"] = table["ape_late"] / table["ape_early"]
-    table, components = table.assign(**derived), [c for claim in claims for c in claim.components]
-    standard = {name: value for c in components for cell in c.cells for name, value in cell.standard.items() if name in CHANGES}
-    absent = (standard.keys() | {c.measure for c in components}) - set(table)
-    table = table.reindex(columns=[*table, *sorted(absent)]).astype(dict.fromkeys(absent & standard.keys(), object))
-    return table.fillna({name: value for name, value in standard.items() if value is not None})
+    table, columns = table.assign(**derived), columns_of(claims)
+    return table.assign(**{name: value for name, value in columns.items() if name not in table}).fillna(columns)
 
 
 def verdicts(
@@ -324,7 +331,7 @@ def verdicts(
     runs = evidence(claims, preset, folder)
     return {claim.id: verdict(claim, runs) for claim in claims}
 
-
+# %% ../nbs/foundations/12_sweep.ipynb #19c05c87
 def runs_in_words(
     rows: pd.DataFrame,  # of `evidence`; a run may stand there twice
     preset: str = "small",

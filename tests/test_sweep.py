@@ -22,7 +22,8 @@ from howvits.claims import find_claim, load_claims
 from howvits.data import DATASETS, ImageDataset
 from howvits.models import FURTHER, SMALL, VARIED, ZOO, create_model
 from howvits.record import COLUMNS, add_measures, add_run, read_runs
-from howvits.sweep import PRESETS, Clock, Planned, beyond_standard, cells_of, choose_rate, config_of, in_processes, keep, main, measured, plan, refused, still_to_do, train_all, train_one, verdicts, weights_of
+from howvits.sweep import (CHANGES, PRESETS, Clock, Planned, beyond_standard, cells_of, choose_rate, config_of, evidence, in_processes, keep, main, measured, module_of, plan, refused,
+                           still_to_do, train_all, train_one, verdicts, weights_of)
 from howvits.training import Diverged, RunConfig, Trainer, canonical, fit, train_step
 
 TINY = RunConfig("vit", dict(embed_dim=16, depth=1, num_heads=2), "fashion_mnist_mini", subset=0.02, augment="weak", mixup=0.0, cutmix=0.0, images=192)
@@ -351,6 +352,43 @@ def test_from_a_record_to_verdicts(places):
     made_up_record(claims, as_claimed)
     assert still_to_do(claims) == ([], [], [])
     assert {i: v.overall for i, v in verdicts("02_inductive_bias").items()} == dict.fromkeys(["I1", "I2", "I3", "I4", "I5", "I6", "I7"], "holds")
+
+
+CLAIMS = list(load_claims().values())
+MEASURING = sorted({claim.chapter for claim in CLAIMS if module_of(claim.chapter)})
+
+
+def test_evidence_writes_every_condition_out(places):
+    "The standard where a run has it, and a column for each measure, measured or not."
+    claims = [claim for claim in CLAIMS if claim.id in ("I4", "I5", "H4")]
+    made_up_record(claims, as_claimed)
+    table = evidence(claims)
+    standard = claims[0].components[0].cells[0].standard
+    assert set(CHANGES) <= set(table) and {c.measure for claim in claims for c in claim.components} <= set(table)
+    for name in CHANGES:
+        known = {run.config.key: run.where.get(name, standard[name]) for run in plan(claims, read_runs(), extended={c.id for c in claims})[0] if run.config}
+        found = dict(zip(table["key"], table[name].astype(object).where(table[name].notna(), None)))
+        assert found and found == {key: known[key] for key in found}, name
+    assert set(table["patch"]) == {2, 4, 8} and set(table["head"].dropna()) == {"gap"} and set(table["optimiser"]) == {"adamw"} and table["nep_early"].isna().all()
+
+
+def test_evidence_of_an_empty_record_has_the_same_columns(places):
+    empty = evidence(CLAIMS)
+    assert not len(empty) and {*CHANGES, *COLUMNS} - {"config"} <= set(empty)
+    assert {name for claim in CLAIMS for c in claim.components for name in (c.measure, c.covariate) if name} <= set(empty)
+    assert all(not len(c.select(empty)) and set(c.select(empty)) == set(empty) for claim in CLAIMS for c in claim.components)
+
+
+def test_two_chapters_measure(): assert {"03_hessians", "05_fourier"} <= set(MEASURING)
+
+
+@pytest.mark.parametrize("chapter", MEASURING)
+def test_every_measure_of_a_claim_is_measured(chapter):
+    "By the chapter's module, or when the run was trained."
+    named = {name for claim in CLAIMS if claim.chapter == chapter for c in claim.components for name in (c.measure, c.covariate) if name}
+    snapshots = module_of(chapter).SNAPSHOTS
+    assert named & set(snapshots) and named <= {*snapshots, *COLUMNS}
+    assert all(when and set(when) <= {"early", "late"} for when in snapshots.values())
 
 
 def test_an_inconclusive_claim_is_extended_once(places):
