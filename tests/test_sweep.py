@@ -22,8 +22,8 @@ from howvits.claims import find_claim, load_claims
 from howvits.data import DATASETS, ImageDataset
 from howvits.models import FURTHER, SMALL, VARIED, ZOO, create_model
 from howvits.record import COLUMNS, add_measures, add_run, read_runs
-from howvits.sweep import (CHANGES, PRESETS, Clock, Planned, beyond_standard, cells_of, choose_rate, config_of, evidence, in_processes, keep, main, measured, module_of, plan, refused,
-                           still_to_do, train_all, train_one, verdicts, weights_of)
+from howvits.sweep import (CHANGES, PRESETS, Clock, Planned, beyond_standard, canonical_args, cells_of, choose_rate, config_of, count_parameters, evidence, images_of, in_processes, keep,
+                           main, measured, module_of, plan, refused, still_to_do, train_all, train_one, verdicts, weights_of)
 from howvits.training import Diverged, RunConfig, Trainer, canonical, fit, train_step
 
 TINY = RunConfig("vit", dict(embed_dim=16, depth=1, num_heads=2), "fashion_mnist_mini", subset=0.02, augment="weak", mixup=0.0, cutmix=0.0, images=192)
@@ -327,13 +327,15 @@ def test_a_row_that_cannot_be_recorded_does_not_stop_the_others(places):
 
 
 def made_up_record(claims, measure):
-    "A record in which every run that the claims need has the numbers that `measure(condition, seed)` gives."
-    now = "2100-01-01T00:00:00+00:00"
+    "A record in which every run that the claims need has the numbers that `measure(condition, seed)` gives, and what its configuration decides."
     for _ in range(2):  # the trials, then the runs whose learning rate they settle
         for run in still_to_do(claims)[0]:
-            error, nll_train = measure(run.where, run.seed)
-            add_run(dict(key=run.config.key, config=canonical(run.config), evaluated_on="val" if run.config.split == "fit" else "test", error=round(error * 2000) / 2000, n=2000, nll=2 * error, ece=0.02, confidence=0.9,
-                         nll_train=nll_train, parameters=300_000, images_seen=50_000, images_per_second=400.0, seconds=125.0, started=now, finished=now, device="made up", threads=1,
+            config, (error, nll_train) = run.config, measure(run.where, run.seed)
+            counts, images = DATASETS[config.dataset].counts, round(images_of(config) / config.batch_size) * config.batch_size
+            n = counts["train"] // 10 if config.split == "fit" else counts["test"]
+            add_run(dict(key=config.key, config=canonical(config), evaluated_on="val" if config.split == "fit" else "test", error=round(error * n) / n, n=n, nll=2 * error, ece=0.02, confidence=0.9,
+                         nll_train=nll_train, parameters=count_parameters(config.model, canonical_args(config), DATASETS[config.dataset].num_classes), images_seen=images, images_per_second=400.0,
+                         seconds=images / 400, started="2100-01-01T00:00:00+00:00", finished="2100-01-01T01:00:00+00:00", device="made up", threads=1,
                          versions="{}", commit=None, snapshots=json.dumps({"late": "0" * 64})))
 
 

@@ -16,8 +16,8 @@ from timing import in_turn
 
 from howvits.data import load_dataset
 from howvits.evaluation import keep_memory
-from howvits.losses import curved_parameters, draw_batches, soft_nll
 from howvits.landscape import filter_direction, measure_surface
+from howvits.losses import curved_parameters, draw_batches, soft_nll
 from howvits.models import create_model
 from howvits.steps import evaluation_mode
 from howvits.training import RunConfig
