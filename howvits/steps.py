@@ -631,17 +631,17 @@ class Step:
     def __repr__(self): return f"{self.index:3d} {self.kind:5s} {f'stream {self.stream}  ' if self.stream else ''}stage {self.stage}  {'x'.join(map(str, self.shape)):>12s}  {self.name}"
 
 # %% ../nbs/foundations/02_steps.ipynb #db09e94b
-def _streams(nodes, sums, shapes):
-    "The number of each step's stream, from 0. `sums`: their nodes, in the order of execution."
-    before = []  # for each node a set, as the bits of a number: which sums it comes from
+def _streams(nodes, joins, shapes):
+    "The number of each step's stream, from 0. `joins`: of the steps, in the order of execution."
+    before, sums = [], [j.node for j in joins]  # for each node a set, as the bits of a number: which sums it comes from
     own = {node: 1 << i for i, node in enumerate(sums)}
     for i, node in enumerate(nodes):
         bits = own.get(i, 0)
         for j in node.inputs: bits |= before[j]
         before.append(bits)
     lasts, out = [], []  # the latest step of each stream
-    for i, (node, shape) in enumerate(zip(sums, shapes)):
-        from_last = [s for s, last in enumerate(lasts) if before[node] >> last & 1]
+    for i, (join, shape) in enumerate(zip(joins, shapes)):
+        from_last = [s for s, last in enumerate(lasts) if before[join.stream] >> last & 1]
         goes_on = [any(before[sums[k]] >> lasts[s] & 1 and not before[sums[k]] >> i & 1 and shapes[k] == shapes[lasts[s]] for k in range(i, len(sums))) for s in from_last]
         fitting = [s for s in from_last if shapes[lasts[s]] == shape] or [s for s, g in zip(from_last, goes_on) if not g]
         out.append(max(fitting, key=lambda s: (shapes[lasts[s]][1:] == shape[1:], lasts[s]), default=len(lasts)))
@@ -668,11 +668,17 @@ def judge(
     inside = {j.node: _between(nodes, j.fork, j.branch) for j in joins}
     for j in joins: verdict[j.node] = "piece" if _is_piece(nodes, j, sums, readers) else "step"
     joins = [j for j in joins if verdict[j.node] == "step"]
-    nested = set().union(*(inside[j.node] for j in joins), {j.node for j in joins if _is_aside(nodes, j, joins, inside, readers)})
+    forks = {j.node: j.fork for j in joins}
+    nested = {i for j in joins for i in inside[j.node] if forks.get(i, j.fork) >= j.fork} | {j.node for j in joins if _is_aside(nodes, j, joins, inside, readers)}
     verdict |= {i: "nested" for i in nested & verdict.keys()}
-    kept = [(j, sorted(inside[j.node]), l) for j in joins if j.node not in nested and (l := _layout(nodes, j, grid))]
+    kept = [(j, sorted(_own(inside, j.node, forks.keys() - nested)), l) for j in joins if j.node not in nested and (l := _layout(nodes, j, grid))]
     steps = {j.node for j, *_ in kept}
     return kept, verdict | {j.node: "no map" for j in joins if j.node not in steps | nested}
+
+def _own(inside, node, steps):
+    "The nodes of a step's branch, without those of steps on another stream whose sums it reads."
+    others = inside[node] & steps
+    return inside[node] - others - set().union(*(inside[i] for i in others))
 
 def branches(
     nodes: list[Node],   # of `trace`
@@ -681,7 +687,7 @@ def branches(
     "From the data flow to the steps."
     kept, _ = judge(nodes, grid)
     shapes = [(layout.channels, *layout.grid) for *_, layout in kept]
-    streams = _streams(nodes, [j.node for j, *_ in kept], shapes)
+    streams = _streams(nodes, [j for j, *_ in kept], shapes)
     found, stages, length, passed = [], {}, Counter(streams), Counter()
     for i, ((j, inside, layout), shape, stream) in enumerate(zip(kept, shapes, streams)):
         branch = [nodes[k] for k in inside]

@@ -144,6 +144,29 @@ def test_windows_and_grids_of_any_size_are_put_back(size, window):
     assert len(maps) == 4 and all(map(torch.equal, maps, results))
 
 
+class Reversible(nn.Module):
+    """Two halves of the channels that are added to in turn, each by what the other has become."""
+
+    def __init__(self, depth=3):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 10)
+        self.f, self.g = (nn.ModuleList(nn.Conv2d(4, 4, size, padding=size // 2) for _ in range(depth)) for size in (3, 1))
+
+    def forward(self, x):
+        a, b = self.stem(x).chunk(2, 1)
+        for f, g in zip(self.f, self.g):
+            a = a + f(F.relu(b))
+            b = b + g(F.relu(a))
+        return self.head(torch.cat([a, b], 1).mean((2, 3)))
+
+
+def test_streams_may_take_turns():
+    model = Reversible()
+    assert seen(model) == {("conv", (32, 32)): 3, ("mlp", (32, 32)): 3}
+    steps = find_steps(model, IMAGES)
+    assert [(s.name, s.stream) for s in steps] == [(f"{branch}.{i}", stream) for i in range(3) for branch, stream in (("f", 0), ("g", 1))]
+
+
 class Switched(nn.Module):
     """Adds elsewhere when its switch is turned."""
 
