@@ -2,9 +2,9 @@
 
 # %% auto #0
 __all__ = ['ADD', 'IN_PLACE', 'VIEW', 'ACTIVATION', 'NORM', 'POOL', 'CONV', 'LIGHT', 'SCALE', 'RECURRENT', 'REDUCE', 'SPLIT',
-           'PRODUCT', 'WEIGHTED_SUM', 'ATTENTION', 'WEIGHED', 'MOST_APART', 'OTHER_SUMS', 'CHANGED_COURSE', 'CHANGES',
-           'Factor', 'Node', 'evaluation_mode', 'unwrap', 'image_channels', 'plain_attention', 'trace', 'Layout',
-           'Step', 'judge', 'branches', 'logits_of', 'as_read_by', 'find_steps', 'observe', 'intervene']
+           'PRODUCT', 'WEIGHTED_SUM', 'ATTENTION', 'WEIGHED', 'MOST_APART', 'OTHER_SUMS', 'SETTING', 'CHANGED_COURSE',
+           'CHANGES', 'Factor', 'Node', 'evaluation_mode', 'unwrap', 'image_channels', 'plain_attention', 'trace',
+           'Layout', 'Step', 'judge', 'branches', 'logits_of', 'as_read_by', 'find_steps', 'observe', 'intervene']
 
 # %% ../nbs/foundations/02_steps.ipynb #e95889f7
 import heapq
@@ -566,6 +566,7 @@ class Layout:
 
     def map(self, x: Tensor) -> Tensor:  # as the model keeps it -> (B, C, H, W)
         "The feature map, as a view where its order allows that."
+        if self.labels == "bcpp" and self.order == (0, 1, 2, 3): return x
         if self.start or self.end: x = x.narrow(self.axis, self.start, _count(self.grid))
         x = x.reshape(self.parts).permute(self.order)
         return x.reshape(x.shape[0], -1, *self.grid)
@@ -754,9 +755,11 @@ def find_steps(
     "The residual additions of `model`. Raises `ValueError` if it has none, or if its tokens form no grid."
     return list(_steps_and_additions(unwrap(model), example, grid, modules)[0])
 
+SETTING = frozenset({bool, int, float, str})
+
 def _settings(module):
     "The switches and numbers that a module keeps, by which its course may depend; except for its mode."
-    return [v for k, v in module.__dict__.items() if type(v) in (bool, int, float, str) and k != "training"]
+    return [v for k, v in module.__dict__.items() if type(v) in SETTING and k != "training"]
 
 def _steps_and_additions(model, example, grid, modules=None):
     "The steps, and the number of additions in a forward pass; found once for each shape of image."

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from timing import in_turn
 
+from howvits.evaluation import keep_memory
 from howvits.models import create_model
 from howvits.steps import find_steps, observe
 
@@ -20,6 +21,7 @@ def compare(name, batch, rounds):
     model = create_model(name).eval()
     images = torch.randn(batch, *model.pretrained_cfg["input_size"])
     variants = {"plain s": lambda: model(images), "observed s": lambda: observe(model, images, lambda *_: None)}
+    keep_memory()  # as every chapter and command does
     with torch.no_grad():
         start = time.perf_counter()
         count = len(find_steps(model, images))
