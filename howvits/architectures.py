@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['TILE', 'lay_tiles', 'cut', 'join', 'LocalAttention', 'check_window', 'check_tokens', 'ConvolutionalViT',
-           'ReAttention']
+           'ReAttention', 'attention_of']
 
 # %% ../nbs/foundations/16_architectures.ipynb #89694440
 import torch
@@ -128,3 +128,12 @@ class ReAttention(Attention):
         weights = (self.q_norm(q) * self.scale @ self.k_norm(k).mT).softmax(-1)      # (B, heads, N, N)
         weights = self.var_norm(self.reatten_matrix(self.attn_drop(weights)))
         return self.proj_drop(self.proj(self.norm((weights @ v).transpose(1, 2).flatten(2))))
+
+# %% ../nbs/foundations/16_architectures.ipynb #b39ebaa1
+def attention_of(
+    dimension: int,      # of a head
+) -> type[Attention]:    # to be given to a ViT as `attn_layer`
+    "timm's attention with heads of some dimension, whatever the width of the stream (HDVW, Fig. C.6)."
+    class HeadedAttention(Attention):
+        def __init__(self, *args, **kwargs): super().__init__(*args, attn_head_dim=dimension, **kwargs)
+    return HeadedAttention

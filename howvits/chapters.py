@@ -32,7 +32,7 @@ from torchvision.transforms.functional import resize
 from .claims import missing_list
 from .data import ImageDataset, load_dataset
 from .evaluation import keep_memory, resolve_device, seed_everything
-from .models import ASSETS, ZOO, create_model, file_hash, list_models, load_checkpoint
+from .models import ASSETS, ZOO, create_model, file_hash, list_models, load_checkpoint, read_checkpoint
 from .plots import save_figure
 
 # %% auto #0
@@ -151,7 +151,7 @@ def find_weights(
     named = None if is_path(model) else model
     if named is None and checkpoint: raise ValueError(f"model {model!r} is a path already: give the model's name beside the checkpoint.")
     if path := checkpoint or (model if named is None else None):
-        meta = load_checkpoint(path)[1]
+        meta = read_checkpoint(path)[1]
         if not (named or meta.get("name")):
             raise ValueError(f"The checkpoint {path} does not say which model it holds: give its name, -p model NAME -p checkpoint {path}.")
         return Weights(named or meta["name"], True, f"Weights of the checkpoint {Path(path).name}.", Path(path), meta.get("args"), meta.get("seed", 0))
