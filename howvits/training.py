@@ -432,7 +432,10 @@ def soft_loss(
     half, device = precision == "bfloat16", images.device.type
     attention = Float32Attention() if half and device == "cpu" else nullcontext()
     with torch.autocast(device, torch.bfloat16, enabled=half), attention:
-        logits = logits_of(model(images))
+        output = model(images)
+    if isinstance(output, (tuple, list)) and len(output) > 1:
+        raise ValueError(f"the model returns {len(output)} outputs while it trains, as for distillation or auxiliary heads, and this recipe has a loss for one: let it return its logits alone (timm: set_distilled_training(False)).")
+    logits = logits_of(output)
     return SoftTargetCrossEntropy()(logits.float(), targets)
 
 # %% ../nbs/foundations/03_training.ipynb #903a8db8
