@@ -310,12 +310,13 @@ CHAPTERS = [page for page in PAGES if re.search(r"/\d\d_[a-z_]+$", page) and "fo
 
 @pytest.mark.parametrize("width", [390, 1000, 1200, 1440])
 def test_no_table_of_a_claim_is_cut_off(site, browser, width):
+    "Nor anything else of its box; but for the head of the table, which is there for screen readers alone where the window is narrow."
     visit, boxes = Visit(browser, width), 0
     for page in CHAPTERS:
         visit.tab.goto((site[0] / f"{page}.html").as_uri())
         visit.settle()
         boxes += visit.tab.locator(".claim-box").count()
-        cut = visit.tab.evaluate("""[...document.querySelectorAll('.claim-box')].filter(box => [box, ...box.querySelectorAll('*')].some(e =>
+        cut = visit.tab.evaluate("""[...document.querySelectorAll('.claim-box')].filter(box => [box, ...box.querySelectorAll(':not(thead, thead *)')].some(e =>
             e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display != 'inline' || e.getBoundingClientRect().right > box.getBoundingClientRect().right + 1)).map(box => box.ariaLabel)""")
         assert not cut, f"{page}: {cut}"
     assert boxes > 20
