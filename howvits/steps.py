@@ -616,7 +616,7 @@ def _any_batch(axes, shape): return tuple(-1 if any(f.label == "b" for f in axis
 # %% ../nbs/foundations/02_steps.ipynb #a670514e
 @dataclass(frozen=True)
 class Step:
-    "One residual addition: `output = stream + branch`, through the activation that closes the block where there is one."
+    "One residual addition: `output = stream + branch`, through the activation that closes the block where there is one; to rounding, where the addition itself scales an operand (`alpha`)."
     index: int         # from 0, in the order of execution
     name: str          # path of the module that computes the branch
     kind: str          # "msa", "conv", "mlp", "mixer" or "pool"

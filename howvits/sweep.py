@@ -289,6 +289,8 @@ def measured(
     table = pd.concat([current(path.stem) for path in chapters] or [read_measures("none", folder)])
     own = [hashes.get((key, snapshot)) == digest for key, snapshot, digest in zip(table["key"], table["snapshot"], table["checkpoint"])]
     table = table[pd.Series(own, index=table.index, dtype=bool)]
+    before = table[pd.to_datetime(table["measured"], utc=True) < pd.to_datetime(table["key"].map(dict(zip(runs["key"], runs["finished"]))), utc=True)]
+    if len(before): raise ValueError(f"the record has a measurement ({before['measure'].iloc[0]}) of the run {before['key'].iloc[0]} from before it was finished: restore book/runs/measures, as by `git checkout`.")
     counts = table.dropna(subset="n").assign(measure=lambda t: t["measure"] + "_n", value=lambda t: t["n"])
     return pd.concat([table, counts]).pivot(index="key", columns="measure", values="value").reset_index()
 

@@ -146,6 +146,13 @@ def test_measures_of_other_weights_do_not_count(places):
     assert measured(read_runs())["log_amplitude_msa"].tolist() == [1.0]
 
 
+def test_a_measurement_from_before_its_run_was_finished_is_refused(places):
+    row = train_one(TINY)
+    add_run(row)
+    add_measures("05_fourier", [dict(key=TINY.key, snapshot="late", measure="log_amplitude_msa", n=None, measured="2001-01-01T00:00:00+00:00", version=1, checkpoint=json.loads(row["snapshots"])["late"], value=1.0)])
+    with pytest.raises(ValueError, match=f"a measurement .log_amplitude_msa. of the run {TINY.key} from before it was finished"): measured(read_runs())
+
+
 def test_a_second_row_of_a_run_that_came_out_otherwise_is_reported(places):
     row = train_one(TINY)
     add_run(row)
