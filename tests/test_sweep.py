@@ -129,7 +129,7 @@ def test_weights_of_another_run_are_not_kept(places):
     assert "one folder for all that train" in str(*failed.values())
     assert not len(read_runs()) and not list((places / "record").glob("checkpoints/*"))
     add_run(row)
-    assert weights_of(row) and weights_of(tmp_path) is None
+    assert weights_of(row) and weights_of(elsewhere) is None
     keep(row)
     kept = next((places / "record" / "checkpoints").glob("*-late.json"))
     kept.unlink()
